@@ -1,0 +1,327 @@
+//! What a user writes: an agent with its instructions, state, tools, sub-agents, output and hooks.
+//!
+//! Definitions are data and callbacks; they do no I/O by themselves and know no platform. The
+//! session's driver calls them.
+
+pub mod model;
+mod offline;
+mod schema;
+mod tool;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+pub use offline::OfflineModel;
+pub use schema::Shape;
+pub use tool::{StepHandle, StopSignal, Tool, ToolContext, ToolError, typed_tool};
+
+use crate::error::{Error, Result};
+use crate::protocol::ids::{AgentType, SessionId};
+use crate::store::{Database, SessionOrigin, SubLocation};
+use crate::transport::{RetryPolicy, Transport};
+use model::LanguageModel;
+
+/// The prefix of a sub-agent tool's name.
+pub const SUB_AGENT_PREFIX: &str = "subagent__";
+
+/// The tool by which an agent with a declared output hands it in.
+pub const FINISH_TOOL: &str = "finish";
+
+/// An agent: everything that a session of its type needs to run.
+#[derive(Clone)]
+pub struct Agent {
+    /// Its type, as routes name it.
+    pub agent_type: AgentType,
+    /// The system prompt.
+    pub instructions: Rc<str>,
+    /// The model that drives it.
+    pub model: Rc<dyn LanguageModel>,
+    /// Its tools.
+    pub tools: Vec<Rc<dyn Tool>>,
+    /// Its sub-agents; each becomes a tool `subagent__<name>`.
+    pub sub_agents: Vec<Rc<SubAgent>>,
+    /// The shape of its state, with the initial value.
+    pub state: Shape,
+    /// The shape of its output; without one the output is the last answer's text.
+    pub output: Option<Shape>,
+    /// Bounds of a run.
+    pub limits: Limits,
+    /// Runs when a start or a message comes in, before anything is stored.
+    pub before_entry: Option<EntryHook>,
+    /// Runs when a sub-agent's call has settled; may stage state.
+    pub after_sub_agent: Option<SubAgentHook>,
+}
+
+/// Bounds of one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Steps of one run; the next is refused and the run fails. Default 32.
+    pub max_steps: u64,
+    /// How often an output may miss its shape before the run fails. Default 3.
+    pub max_output_attempts: u32,
+    /// How long a local tool may take. Default 5 minutes.
+    pub tool_timeout: Duration,
+    /// Children that one session has in flight at once. Default 4: each holds a connection.
+    pub max_children: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_steps: 32, max_output_attempts: 3, tool_timeout: Duration::from_secs(300), max_children: 4 }
+    }
+}
+
+/// A hook at the entry of a message. It may change the incoming state and write tables of the
+/// agent's own: both happen in one transaction with the session's first commit, or not at all.
+/// An error refuses the request; nothing is written.
+pub type EntryHook = Rc<dyn Fn(&mut Entry<'_>) -> Result<()>>;
+
+/// What comes in.
+pub struct Entry<'a> {
+    /// The session.
+    pub session_id: &'a SessionId,
+    /// Whether this begins the session; else it is a new message to it.
+    pub is_start: bool,
+    /// The message.
+    pub message: &'a str,
+    /// The incoming state of a start, before it is checked against the agent's shape; empty else.
+    pub state: &'a mut Map<String, Value>,
+    /// The object's database, inside the entry's transaction.
+    pub database: &'a dyn Database,
+}
+
+/// A hook after a sub-agent's call. It can fire again after a crash: set, do not append.
+pub type SubAgentHook = Rc<dyn Fn(&SubAgentPayload, &ToolContext) -> Result<()>>;
+
+/// What a sub-agent's call came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SubAgentPayload {
+    /// The sub-agent's name in this agent's definition.
+    pub name: String,
+    /// The child's session id.
+    pub sub_session_id: SessionId,
+    /// The child's agent type.
+    pub agent_type: AgentType,
+    /// Whether it completed with a valid output.
+    pub success: bool,
+    /// The output, when it succeeded.
+    pub output: Option<Value>,
+    /// The child's final state, when it completed and is not over the fold limit.
+    pub child_custom_state: Option<Value>,
+}
+
+/// A sub-agent: an agent elsewhere that this agent may call like a tool.
+#[derive(Clone)]
+pub struct SubAgent {
+    /// Its name; the tool is `subagent__<name>`.
+    pub name: String,
+    /// What the model reads about it.
+    pub description: String,
+    /// The shape of the call's arguments.
+    pub input: Shape,
+    /// The shape of the child's output; a miss is a structured tool error.
+    pub output: Option<Shape>,
+    /// The child's agent type.
+    pub agent_type: AgentType,
+    /// Where children live: it decides their ids.
+    pub location: SubLocation,
+    /// How to reach it. Must lead to a raw mount.
+    pub transport: Rc<dyn Transport>,
+    /// Fills `start.state` from the call's arguments and this session. Must be repeatable.
+    pub initial_state: Option<InitialState>,
+    /// Deadlines and retries.
+    pub policy: RetryPolicy,
+    /// The largest child state, in bytes of JSON, that is handed to the hook. Default 262 144.
+    pub max_fold_state_bytes: usize,
+    /// Whether a child that says "running" but executes nothing is resumed once. Default no.
+    pub resume_dead_producer: bool,
+}
+
+/// Fills a child's `start.state`: arguments of the call, the state, and the object's database.
+pub type InitialState = Rc<dyn Fn(&Value, &Value, &dyn Database) -> Result<Map<String, Value>>>;
+
+impl Agent {
+    /// An agent without tools, with an empty state and free text as its output.
+    #[must_use]
+    pub fn new(agent_type: AgentType, instructions: impl Into<Rc<str>>, model: Rc<dyn LanguageModel>) -> Self {
+        Self {
+            agent_type,
+            instructions: instructions.into(),
+            model,
+            tools: Vec::new(),
+            sub_agents: Vec::new(),
+            state: Shape::any(),
+            output: None,
+            limits: Limits::default(),
+            before_entry: None,
+            after_sub_agent: None,
+        }
+    }
+
+    /// Declares the state's type; a session begins with its default, overlaid by `start.state`.
+    #[must_use]
+    pub fn with_state<S>(mut self) -> Self
+    where
+        S: Serialize + DeserializeOwned + schemars::JsonSchema + Default + 'static,
+    {
+        self.state = Shape::of_default::<S>();
+        self
+    }
+
+    /// Declares the output's type: the model hands it in through the `finish` tool.
+    #[must_use]
+    pub fn with_output<O>(mut self) -> Self
+    where
+        O: DeserializeOwned + schemars::JsonSchema + 'static,
+    {
+        self.output = Some(Shape::of::<O>());
+        self
+    }
+
+    /// Adds a tool.
+    #[must_use]
+    pub fn with_tool(mut self, tool: Rc<dyn Tool>) -> Self {
+        self.tools.push(tool);
+        self
+    }
+
+    /// Adds a sub-agent.
+    #[must_use]
+    pub fn with_sub_agent(mut self, sub_agent: SubAgent) -> Self {
+        self.sub_agents.push(Rc::new(sub_agent));
+        self
+    }
+
+    /// Sets the bounds of a run.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sets the entry hook.
+    #[must_use]
+    pub fn with_before_entry(mut self, hook: impl Fn(&mut Entry<'_>) -> Result<()> + 'static) -> Self {
+        self.before_entry = Some(Rc::new(hook));
+        self
+    }
+
+    /// Sets the hook after a sub-agent's call.
+    #[must_use]
+    pub fn with_after_sub_agent(
+        mut self,
+        hook: impl Fn(&SubAgentPayload, &ToolContext) -> Result<()> + 'static,
+    ) -> Self {
+        self.after_sub_agent = Some(Rc::new(hook));
+        self
+    }
+}
+
+impl SubAgent {
+    /// A sub-agent with the contract's default limits.
+    #[must_use]
+    pub fn new(
+        name: impl Into<String>,
+        description: impl Into<String>,
+        agent_type: AgentType,
+        location: SubLocation,
+        transport: Rc<dyn Transport>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            description: description.into(),
+            input: Shape::any(),
+            output: None,
+            agent_type,
+            location,
+            transport,
+            initial_state: None,
+            policy: RetryPolicy::default(),
+            max_fold_state_bytes: 262_144,
+            resume_dead_producer: false,
+        }
+    }
+
+    /// Declares the type of the call's arguments.
+    #[must_use]
+    pub fn with_input<I: DeserializeOwned + schemars::JsonSchema + 'static>(mut self) -> Self {
+        self.input = Shape::of::<I>();
+        self
+    }
+
+    /// Declares the type of the child's output.
+    #[must_use]
+    pub fn with_output<O: DeserializeOwned + schemars::JsonSchema + 'static>(mut self) -> Self {
+        self.output = Some(Shape::of::<O>());
+        self
+    }
+
+    /// Sets how `start.state` is filled.
+    #[must_use]
+    pub fn with_initial_state(
+        mut self,
+        fill: impl Fn(&Value, &Value, &dyn Database) -> Result<Map<String, Value>> + 'static,
+    ) -> Self {
+        self.initial_state = Some(Rc::new(fill));
+        self
+    }
+
+    /// The name of the tool that calls it.
+    #[must_use]
+    pub fn tool_name(&self) -> String {
+        format!("{SUB_AGENT_PREFIX}{}", self.name)
+    }
+}
+
+/// The agents that an object can host, by type.
+#[derive(Clone, Default)]
+pub struct Agents(Rc<Vec<Rc<Agent>>>);
+
+impl Agents {
+    /// A set of agents.
+    ///
+    /// # Errors
+    /// `INTERNAL` when two share a type, or a tool name is taken twice in one agent.
+    pub fn new(agents: impl IntoIterator<Item = Agent>) -> Result<Self> {
+        let agents: Vec<_> = agents.into_iter().map(Rc::new).collect();
+        for (i, agent) in agents.iter().enumerate() {
+            if agents.iter().skip(i + 1).any(|other| other.agent_type == agent.agent_type) {
+                return Err(Error::internal(format!("agent type {} is registered twice", agent.agent_type)));
+            }
+            let mut names: Vec<_> = agent.tools.iter().map(|tool| tool.spec().name).collect();
+            names.extend(agent.sub_agents.iter().map(|sub| sub.tool_name()));
+            names.extend(agent.output.iter().map(|_| FINISH_TOOL.to_owned()));
+            names.sort();
+            if names.windows(2).any(|pair| pair.first() == pair.last()) {
+                return Err(Error::internal(format!("agent {} has two tools of one name", agent.agent_type)));
+            }
+        }
+        Ok(Self(Rc::new(agents)))
+    }
+
+    /// The agent of this type.
+    #[must_use]
+    pub fn find(&self, agent_type: &str) -> Option<Rc<Agent>> {
+        self.0.iter().find(|agent| agent.agent_type.as_str() == agent_type).cloned()
+    }
+
+    /// The registered types.
+    pub fn types(&self) -> impl Iterator<Item = &AgentType> {
+        self.0.iter().map(|agent| &agent.agent_type)
+    }
+}
+
+/// Who a session is, as tools see it.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The session.
+    pub session_id: SessionId,
+    /// Its agent type.
+    pub agent_type: AgentType,
+    /// What it was started with.
+    pub origin: Rc<SessionOrigin>,
+}

@@ -1,0 +1,4 @@
+//! The offline model.
+
+/// Placeholder.
+pub struct OfflineModel;

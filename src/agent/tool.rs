@@ -1,0 +1,222 @@
+//! Tools: typed functions that a model may call, and the context they get.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use futures::future::LocalBoxFuture;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::Identity;
+use super::model::ToolSpec;
+use crate::error::{Code, Error, Result};
+use crate::protocol::ids::Timestamp;
+use crate::store::Database;
+
+/// A tool.
+pub trait Tool {
+    /// What the model reads.
+    fn spec(&self) -> ToolSpec;
+
+    /// Runs one call. Dropping the future cancels it.
+    fn call(&self, context: ToolContext, arguments: Value) -> LocalBoxFuture<'static, Result<Value, ToolError>>;
+}
+
+/// A failed call, as the model may read it: never with a credential.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct ToolError {
+    /// The stable code.
+    pub code: Code,
+    /// One sentence.
+    pub message: String,
+    /// Whether the same call may succeed later.
+    pub retryable: bool,
+}
+
+impl ToolError {
+    /// A `tool_execution_failed` that is not worth trying again unchanged.
+    #[must_use]
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { code: Code::ToolExecutionFailed, message: message.into(), retryable: false }
+    }
+}
+
+impl From<Error> for ToolError {
+    fn from(error: Error) -> Self {
+        Self { code: error.code, message: error.message.into_owned(), retryable: error.code.retryable() }
+    }
+}
+
+/// What the session's driver does for a tool.
+pub trait StepHandle {
+    /// The step's working document: the last checkpoint's state and everything staged since.
+    fn state(&self) -> Rc<Value>;
+
+    /// Stages a change of the working document in the name of a call; its patch is on the stream
+    /// at once, the state becomes visible when the step is promoted.
+    fn stage(&self, tool_call_id: &str, state: Value) -> Result<()>;
+
+    /// Says something on the stream.
+    fn emit(&self, event_name: &str, data: Value) -> Result<()>;
+
+    /// The object's database, for tables of the agent's own.
+    fn database(&self) -> &dyn Database;
+
+    /// The time.
+    fn now(&self) -> Timestamp;
+}
+
+/// What a tool gets beside its arguments.
+#[derive(Clone)]
+pub struct ToolContext {
+    /// The session.
+    pub identity: Identity,
+    /// The call.
+    pub tool_call_id: String,
+    /// Whether an earlier execution of this very call was cut short: its effects outside the
+    /// session may have happened.
+    pub repeated: bool,
+    /// Tells when the run is asked to stop.
+    pub stop: StopSignal,
+    /// The driver's side.
+    pub handle: Rc<dyn StepHandle>,
+}
+
+impl ToolContext {
+    /// The state as a type of the user's.
+    ///
+    /// # Errors
+    /// `invalid_stored_state` when the state does not have this shape.
+    pub fn state<S: DeserializeOwned>(&self) -> Result<S> {
+        S::deserialize(&*self.handle.state())
+            .map_err(|e| Error::new(Code::InvalidStoredState, "The state does not have its declared shape.").with_detail(e.to_string()))
+    }
+
+    /// Changes the state: the top-level fields that differ afterwards are staged.
+    ///
+    /// # Errors
+    /// `invalid_stored_state` when the state does not have this shape, or what the store says.
+    pub fn update<S: Serialize + DeserializeOwned>(&self, change: impl FnOnce(&mut S)) -> Result<()> {
+        let mut typed: S = self.state()?;
+        let encode = |typed: &S| {
+            serde_json::to_value(typed).map_err(|e| Error::internal(format!("state: {e}")))
+        };
+        let before = encode(&typed)?;
+        change(&mut typed);
+        let after = encode(&typed)?;
+        let mut state = (*self.handle.state()).clone();
+        let (Some(document), Value::Object(before), Value::Object(after)) = (state.as_object_mut(), before, after)
+        else {
+            return Err(Error::internal("a state must be an object"));
+        };
+        document.retain(|key, _| !before.contains_key(key) || after.contains_key(key));
+        for (key, value) in after {
+            if before.get(&key) != Some(&value) {
+                document.insert(key, value);
+            }
+        }
+        self.handle.stage(&self.tool_call_id, state)
+    }
+
+    /// Says something on the stream, as a `custom` chunk.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn emit(&self, event_name: &str, data: Value) -> Result<()> {
+        self.handle.emit(event_name, data)
+    }
+
+    /// The object's database, for tables of the agent's own.
+    #[must_use]
+    pub fn database(&self) -> &dyn Database {
+        self.handle.database()
+    }
+}
+
+/// A tool made of a function: the schema is derived from its argument type.
+pub fn typed_tool<A, O, F, Fut>(name: &'static str, description: &'static str, function: F) -> Rc<dyn Tool>
+where
+    A: DeserializeOwned + schemars::JsonSchema + 'static,
+    O: Serialize + 'static,
+    F: Fn(ToolContext, A) -> Fut + 'static,
+    Fut: Future<Output = Result<O, ToolError>> + 'static,
+{
+    Rc::new(TypedTool {
+        spec: ToolSpec {
+            name: name.into(),
+            description: description.into(),
+            parameters: super::Shape::of::<A>().schema().clone(),
+        },
+        call: Box::new(move |context, arguments| match A::deserialize(&arguments) {
+            Ok(typed) => {
+                let running = function(context, typed);
+                Box::pin(async move {
+                    let output = running.await?;
+                    serde_json::to_value(output).map_err(|e| ToolError::new(format!("the result is not JSON: {e}")))
+                })
+            }
+            Err(e) => {
+                let error = ToolError::new(format!("the arguments do not fit: {e}"));
+                Box::pin(async move { Err(error) })
+            }
+        }),
+    })
+}
+
+type Call = Box<dyn Fn(ToolContext, Value) -> LocalBoxFuture<'static, Result<Value, ToolError>>>;
+
+struct TypedTool {
+    spec: ToolSpec,
+    call: Call,
+}
+
+impl Tool for TypedTool {
+    fn spec(&self) -> ToolSpec {
+        self.spec.clone()
+    }
+
+    fn call(&self, context: ToolContext, arguments: Value) -> LocalBoxFuture<'static, Result<Value, ToolError>> {
+        (self.call)(context, arguments)
+    }
+}
+
+/// Tells when a run is asked to stop. Cheap to clone; all clones tell the same.
+#[derive(Clone, Default)]
+pub struct StopSignal(Rc<RefCell<(bool, Vec<Waker>)>>);
+
+impl StopSignal {
+    /// Whether the run was asked to stop.
+    #[must_use]
+    pub fn is_set(&self) -> bool {
+        self.0.borrow().0
+    }
+
+    /// Asks to stop and wakes everyone who waits.
+    pub fn set(&self) {
+        let wakers = {
+            let mut inner = self.0.borrow_mut();
+            inner.0 = true;
+            std::mem::take(&mut inner.1)
+        };
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Completes when the run is asked to stop.
+    pub fn wait(&self) -> impl Future<Output = ()> + 'static {
+        let inner = self.0.clone();
+        std::future::poll_fn(move |context| {
+            let mut inner = inner.borrow_mut();
+            if inner.0 {
+                return Poll::Ready(());
+            }
+            if !inner.1.iter().any(|waker| waker.will_wake(context.waker())) {
+                inner.1.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+    }
+}

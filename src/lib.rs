@@ -1,0 +1,16 @@
+//! Durable agents that delegate to agents in other services.
+//!
+//! A session is one agent's conversation, hosted by one object with its own SQLite. This crate has
+//! the wire contract ([`protocol`]), the life of a session ([`session`]), the parent's side of a
+//! call ([`dispatch`]), and the shells that run both on Cloudflare Workers and natively.
+
+pub mod agent;
+pub mod error;
+pub mod http;
+pub mod platform;
+pub mod protocol;
+pub mod store;
+pub mod transport;
+
+pub use agent::{Agent, Agents};
+pub use error::{Code, Error, Result};

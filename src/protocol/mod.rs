@@ -1,0 +1,35 @@
+//! The wire: ids, bodies, chunks, frames, their byte forms, and the routes.
+//!
+//! What is spelled here is the contract; nothing else in the crate knows a wire name. This module
+//! is pure: no clock, no randomness, no I/O. Sections 1 to 5 and 8 of the contract.
+
+pub mod chunk;
+pub mod frame;
+pub mod ids;
+pub mod message;
+pub mod usage;
+
+/// The major version of the contract that this crate speaks.
+pub const VERSION: u32 = 1;
+
+/// The largest request body that a mount takes by default, in bytes (1 MiB).
+pub const BODY_LIMIT: usize = 1024 * 1024;
+
+/// The largest state that a terminal frame carries, in bytes of JSON (1 MiB).
+pub const END_STATE_LIMIT: usize = 1024 * 1024;
+
+/// Header names, lower case.
+pub mod header {
+    /// The contract's major version, on answers and on our requests.
+    pub const VERSION: &str = "x-remote-agents-version";
+    /// `raw` or `projected`, on answers of a mount.
+    pub const MOUNT: &str = "x-remote-agents-mount";
+    /// The stream's id, on answers of `/sse`.
+    pub const STREAM: &str = "x-remote-agents-stream";
+    /// What only a mount may set towards its object; such headers are stripped from what comes in.
+    pub const INTERNAL_PREFIX: &str = "x-remote-agents-internal-";
+    /// The idempotency key of a POST.
+    pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
+    /// The other name under which an idempotency key is read.
+    pub const IDEMPOTENCY_KEY_OTHER: &str = "x-helix-request-key";
+}

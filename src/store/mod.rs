@@ -1,0 +1,171 @@
+//! Where a session lives: one store per object, one session per store.
+//!
+//! A store's only write is [`Store::commit`]: a list of writes that happens whole or not at all,
+//! fenced by the run's epoch. Reads are synchronous and see the last commit. Stored JSON is read
+//! through types; a malformed row is `invalid_stored_state` and names table, key and reason.
+
+mod records;
+
+pub use records::*;
+
+use crate::error::Result;
+use crate::protocol::ids::Sequence;
+
+/// One write of a commit.
+#[derive(Clone, Debug)]
+pub enum Write {
+    /// Inserts or replaces the one session row.
+    Session(SessionRecord),
+    /// Inserts or replaces a run.
+    Run(RunRecord),
+    /// Appends chunks, numbered on from `first` without a gap.
+    Chunks {
+        /// The sequence of the first chunk.
+        first: Sequence,
+        /// Each chunk's JSON text, in order.
+        chunks: Vec<String>,
+    },
+    /// Appends a checkpoint; it becomes the latest.
+    Checkpoint(CheckpointRecord),
+    /// Appends a message of the conversation.
+    Message(MessageRecord),
+    /// Inserts or replaces the one step that is under way.
+    Step(StepRecord),
+    /// Removes the step that was under way and its tool calls.
+    ClearStep,
+    /// Inserts or replaces a tool call of the step.
+    ToolCall(ToolCallRecord),
+    /// Inserts or replaces a child's ref.
+    SubSession(SubSessionRecord),
+    /// Appends a usage entry.
+    Usage(UsageRecord),
+    /// Remembers an idempotency key and its answer.
+    Idempotency(IdempotencyRecord),
+}
+
+/// Writes that belong together.
+#[derive(Clone, Debug, Default)]
+pub struct Commit {
+    /// The epoch that the stored session must have; `None` only for the commit that creates it.
+    /// Another stored epoch refuses the commit: a later run owns the session now.
+    pub fence: Option<Epoch>,
+    /// The writes, in order.
+    pub writes: Vec<Write>,
+}
+
+/// Why a commit did not happen. Nothing of it was written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CommitError {
+    /// The session belongs to another epoch by now.
+    #[error("the session is at another epoch than {expected}: a later run owns it")]
+    Fenced {
+        /// The epoch that the commit asked for.
+        expected: Epoch,
+    },
+    /// The database refused.
+    #[error("the store failed: {0}")]
+    Failed(crate::error::Error),
+}
+
+impl From<CommitError> for crate::error::Error {
+    fn from(error: CommitError) -> Self {
+        match error {
+            CommitError::Fenced { .. } => Self::internal(error.to_string()),
+            CommitError::Failed(error) => error,
+        }
+    }
+}
+
+/// Bounds of one page of the log.
+#[derive(Clone, Copy, Debug)]
+pub struct PageLimit {
+    /// At most this many chunks.
+    pub chunks: usize,
+    /// Stop after the chunk that takes the page over this many bytes.
+    pub bytes: usize,
+}
+
+/// A page of the log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChunkPage {
+    /// Sequence and JSON text, in order, without a gap.
+    pub chunks: Vec<(Sequence, String)>,
+}
+
+/// One session's storage. See the module's text for what every store promises.
+pub trait Store {
+    /// Does all of the writes or none.
+    ///
+    /// # Errors
+    /// [`CommitError::Fenced`] when a later run owns the session, else what the database said.
+    fn commit(&self, commit: &Commit) -> Result<(), CommitError>;
+
+    /// The session, if one was begun here. Never creates anything.
+    fn session(&self) -> Result<Option<SessionRecord>>;
+
+    /// A run.
+    fn run(&self, run_id: &str) -> Result<Option<RunRecord>>;
+
+    /// The latest checkpoint.
+    fn checkpoint(&self) -> Result<Option<CheckpointRecord>>;
+
+    /// The chunks above `after`, up to and including `until`, from the lowest on.
+    fn chunks(&self, after: Sequence, until: Sequence, limit: PageLimit) -> Result<ChunkPage>;
+
+    /// The whole conversation, in order.
+    fn messages(&self) -> Result<Vec<MessageRecord>>;
+
+    /// The step under way and its tool calls in call order.
+    fn step(&self) -> Result<Option<(StepRecord, Vec<ToolCallRecord>)>>;
+
+    /// Every tool-call id that the session has used, ids of discarded answers included.
+    fn tool_call_id_used(&self, id: &str) -> Result<bool>;
+
+    /// The refs of all children, in the order in which they were made.
+    fn sub_sessions(&self) -> Result<Vec<SubSessionRecord>>;
+
+    /// One child's ref.
+    fn sub_session(&self, id: &str) -> Result<Option<SubSessionRecord>>;
+
+    /// Whether the log holds a `subagent_start` that announces this child with this type.
+    fn announced(&self, sub_session_id: &str, agent_type: &str) -> Result<bool>;
+
+    /// All usage entries, in order.
+    fn usage(&self) -> Result<Vec<UsageRecord>>;
+
+    /// What was answered under an idempotency key.
+    fn idempotency(&self, key: &str) -> Result<Option<IdempotencyRecord>>;
+
+    /// The database below, for tables of an agent's own.
+    fn database(&self) -> &dyn Database;
+}
+
+/// A value in a statement or a row. Booleans do not exist here: bind 0 or 1.
+#[derive(Clone, Debug, PartialEq)]
+pub enum SqlValue {
+    /// NULL.
+    Null,
+    /// An integer; its magnitude must stay below 2^53.
+    Integer(i64),
+    /// A floating-point number. A whole REAL may come back as an integer.
+    Real(f64),
+    /// Text.
+    Text(String),
+}
+
+/// SQL on one object's SQLite. Tables of an agent's own must not begin with `ra_`.
+pub trait Database {
+    /// Runs one statement with at most 100 parameters and returns its rows.
+    ///
+    /// Integers are bound so that they stay integers (the platform binds numbers as REAL).
+    ///
+    /// # Errors
+    /// `INTERNAL` with the database's words as detail.
+    fn query(&self, sql: &str, parameters: &[SqlValue]) -> Result<Vec<Vec<SqlValue>>>;
+
+    /// Runs `work` in a transaction (a savepoint when one is open): its error undoes all of it.
+    ///
+    /// # Errors
+    /// The error of `work`, or the database's.
+    fn transaction(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+}

@@ -1,0 +1,117 @@
+//! How a consumer reaches a producer: [`Fetch`] moves one HTTP exchange, [`Transport`] speaks the
+//! eight calls over it.
+//!
+//! Answers are validated here; a caller sees typed answers or a typed [`TransportError`].
+
+use std::time::Duration;
+
+use futures::future::LocalBoxFuture;
+use futures::stream::LocalBoxStream;
+
+use crate::http::{Request, Response};
+use crate::protocol::frame::Frame;
+use crate::protocol::ids::{Position, SessionId, StreamId};
+use crate::protocol::message::{
+    ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse, StopRequest,
+    StopResponse, UsageResponse,
+};
+
+/// One HTTP exchange: a service binding, an object stub, global fetch, a native client.
+pub trait Fetch {
+    /// Sends a request and returns its answer once the headers are there.
+    ///
+    /// # Errors
+    /// [`FetchError`] when there is no answer. The request may have taken effect all the same.
+    fn fetch(&self, request: Request) -> LocalBoxFuture<'static, Result<Response, FetchError>>;
+}
+
+/// No answer came.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no answer: {0}")]
+pub struct FetchError(pub String);
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum TransportError {
+    /// The producer refused with an envelope.
+    #[error("refused with {status} {}: {}", envelope.code, envelope.error)]
+    Refused {
+        /// The HTTP status.
+        status: u16,
+        /// What it said.
+        envelope: Box<ErrorEnvelope>,
+        /// Seconds of `Retry-After`.
+        retry_after: Option<u32>,
+    },
+    /// There was no answer, or one without an envelope that says to try again (502, 503, 504, 5xx).
+    #[error("unreachable: {0}")]
+    Unreachable(String),
+    /// The answer is not what the contract says.
+    #[error("malformed answer: {0}")]
+    Malformed(String),
+    /// The call's deadline passed.
+    #[error("no answer within {0:?}")]
+    Timeout(Duration),
+    /// The mount is projected: an executor must use a raw one.
+    #[error("the mount is projected; a dispatch needs a raw mount")]
+    ProjectedMount,
+}
+
+/// The frames of one attach. `Err` is a dropped stream.
+pub type FrameStream = LocalBoxStream<'static, Result<Frame, TransportError>>;
+
+/// A call's future.
+pub type Call<'a, T> = LocalBoxFuture<'a, Result<T, TransportError>>;
+
+/// The eight calls.
+pub trait Transport {
+    /// Begins a session. `key` is the idempotency key.
+    fn start(&self, request: StartRequest, key: String) -> Call<'_, StartResponse>;
+    /// Resumes a session.
+    fn resume(&self, request: ResumeRequest, key: String) -> Call<'_, StartResponse>;
+    /// Interrupts a session.
+    fn interrupt(&self, request: StopRequest) -> Call<'_, StopResponse>;
+    /// Aborts a session.
+    fn abort(&self, request: StopRequest) -> Call<'_, StopResponse>;
+    /// Reads the status.
+    fn status(&self, session: &SessionId) -> Call<'_, StatusResponse>;
+    /// Reads the snapshot.
+    fn snapshot(&self, session: &SessionId) -> Call<'_, SnapshotResponse>;
+    /// Reads the usage.
+    fn usage(&self, session: &SessionId) -> Call<'_, UsageResponse>;
+    /// Attaches to the stream above `from`. `stream` guards against another life of the id.
+    fn stream(&self, session: &SessionId, from: Position, stream: Option<&StreamId>) -> Call<'_, FrameStream>;
+}
+
+/// Deadlines and retries of a dispatch; the contract's defaults (section 7).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RetryPolicy {
+    /// From leaving the queue to settlement. Default 15 minutes.
+    pub call_timeout: Duration,
+    /// Silence after which a stream counts as dropped. Default 45 s.
+    pub silence: Duration,
+    /// Attaches in a row without a new chunk after a drop. Default 3.
+    pub stream_retries: u32,
+    /// Attach attempts in a row that met no runner. Default 3.
+    pub attach_attempts: u32,
+    /// Tries of a POST after the first. Default 3.
+    pub post_retries: u32,
+    /// The first wait between tries; it doubles, with jitter. Default 500 ms.
+    pub retry_base: Duration,
+    /// Each recovery read's own deadline. Default 10 s.
+    pub read_timeout: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            call_timeout: Duration::from_secs(15 * 60),
+            silence: Duration::from_secs(45),
+            stream_retries: 3,
+            attach_attempts: 3,
+            post_retries: 3,
+            retry_base: Duration::from_millis(500),
+            read_timeout: Duration::from_secs(10),
+        }
+    }
+}
