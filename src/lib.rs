@@ -7,8 +7,11 @@
 pub mod agent;
 pub mod error;
 pub mod http;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod native;
 pub mod platform;
 pub mod protocol;
+pub mod session;
 pub mod store;
 pub mod transport;
 
