@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod error;
 pub mod http;
+pub mod mount;
 pub mod platform;
 pub mod protocol;
 pub mod store;
