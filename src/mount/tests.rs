@@ -21,7 +21,10 @@ use crate::transport::FetchError;
 const CANARY: &str = "canary-7f3a";
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap()
+        .block_on(future)
 }
 
 fn types(names: &[&str]) -> Vec<AgentType> {
@@ -70,11 +73,26 @@ fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
     map
 }
 
-fn admit(mount: &Mount, method: &str, path: &str, pairs: &[(&str, &str)]) -> Result<Admission, Response> {
-    mount.admit(&method.parse().unwrap(), &path.parse().unwrap(), &headers(pairs))
+fn admit(
+    mount: &Mount,
+    method: &str,
+    path: &str,
+    pairs: &[(&str, &str)],
+) -> Result<Admission, Response> {
+    mount.admit(
+        &method.parse().unwrap(),
+        &path.parse().unwrap(),
+        &headers(pairs),
+    )
 }
 
-fn forward(mount: &Mount, method: &str, path: &str, pairs: &[(&str, &str)], body: &str) -> Result<Forward, Response> {
+fn forward(
+    mount: &Mount,
+    method: &str,
+    path: &str,
+    pairs: &[(&str, &str)],
+    body: &str,
+) -> Result<Forward, Response> {
     admit(mount, method, path, pairs)?.forward(Bytes::copy_from_slice(body.as_bytes()))
 }
 
@@ -86,7 +104,9 @@ fn refused<T>(result: Result<T, Response>) -> Response {
 }
 
 fn body_of(response: Response) -> Vec<u8> {
-    block_on(response.into_body().collect(usize::MAX)).unwrap().to_vec()
+    block_on(response.into_body().collect(usize::MAX))
+        .unwrap()
+        .to_vec()
 }
 
 fn json_of(response: Response) -> Value {
@@ -120,12 +140,48 @@ fn the_first_check_that_fails_is_the_one_that_answers() {
     let no = |method, path, pairs: &[_], status, code| {
         assert_refused(admit(&mount, method, path, pairs), status, code);
     };
-    no("PUT", "/agents/planner/unknown", &[later, long], 404, "NOT_FOUND");
-    no("PUT", "/agents/other/start", &[later, long], 405, "METHOD_NOT_ALLOWED");
-    no("POST", "/agents/other/start", &[later, long], 401, "UNAUTHORIZED");
-    no("POST", "/agents/other/start", &[right, later, long], 404, "NOT_FOUND");
-    no("POST", "/agents/planner/start", &[right, later, long], 400, "VERSION_UNSUPPORTED");
-    no("POST", "/agents/planner/start", &[right, long], 413, "PAYLOAD_TOO_LARGE");
+    no(
+        "PUT",
+        "/agents/planner/unknown",
+        &[later, long],
+        404,
+        "NOT_FOUND",
+    );
+    no(
+        "PUT",
+        "/agents/other/start",
+        &[later, long],
+        405,
+        "METHOD_NOT_ALLOWED",
+    );
+    no(
+        "POST",
+        "/agents/other/start",
+        &[later, long],
+        401,
+        "UNAUTHORIZED",
+    );
+    no(
+        "POST",
+        "/agents/other/start",
+        &[right, later, long],
+        404,
+        "NOT_FOUND",
+    );
+    no(
+        "POST",
+        "/agents/planner/start",
+        &[right, later, long],
+        400,
+        "VERSION_UNSUPPORTED",
+    );
+    no(
+        "POST",
+        "/agents/planner/start",
+        &[right, long],
+        413,
+        "PAYLOAD_TOO_LARGE",
+    );
     let body = |body: &str| forward(&mount, "POST", "/agents/planner/start", &[right], body);
     assert_refused(body(&"x".repeat(41)), 413, "PAYLOAD_TOO_LARGE");
     assert_refused(body(&"x".repeat(40)), 400, "VALIDATION_ERROR");
@@ -135,8 +191,14 @@ fn the_first_check_that_fails_is_the_one_that_answers() {
 #[test]
 fn a_known_path_has_one_method_and_says_so() {
     let mount = open();
-    for (path, allowed) in [("/agents", "GET"), ("/agents/planner/status", "GET"), ("/agents/planner/abort", "POST")] {
-        for method in ["GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND", "get"] {
+    for (path, allowed) in [
+        ("/agents", "GET"),
+        ("/agents/planner/status", "GET"),
+        ("/agents/planner/abort", "POST"),
+    ] {
+        for method in [
+            "GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND", "get",
+        ] {
             let result = admit(&mount, method, path, &[]);
             if method == allowed {
                 assert!(result.is_ok(), "{method} {path}");
@@ -153,21 +215,47 @@ fn a_known_path_has_one_method_and_says_so() {
 fn a_bearer_key_opens_every_route_and_nothing_else_does() {
     let right = ["Bearer key", "bearer key", "BEARER   key", "Bearer key "];
     let wrong = [
-        "", "Bearer", "Bearer ", "Bearer Key", "Bearer key2", "Bearer ke", "Basic key", "key", "Bearerkey",
-        "Bearer key, Bearer key", "Bearer k\u{e9}y", "Bearer key x",
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer Key",
+        "Bearer key2",
+        "Bearer ke",
+        "Basic key",
+        "key",
+        "Bearerkey",
+        "Bearer key, Bearer key",
+        "Bearer k\u{e9}y",
+        "Bearer key x",
     ];
     let routes = Action::ALL.map(|a| (a.method(), format!("/agents/planner/{}", a.as_str())));
-    for (method, path) in routes.into_iter().chain([(Method::GET, "/agents".to_owned())]) {
-        let with = |mount: &Mount, value: &str| admit(mount, method.as_str(), &path, &[("authorization", value)]);
+    for (method, path) in routes
+        .into_iter()
+        .chain([(Method::GET, "/agents".to_owned())])
+    {
+        let with = |mount: &Mount, value: &str| {
+            admit(mount, method.as_str(), &path, &[("authorization", value)])
+        };
         for value in right {
             assert!(with(&public(), value).is_ok(), "{value}");
         }
         for value in wrong {
             assert_refused(with(&public(), value), 401, "UNAUTHORIZED");
         }
-        assert_refused(admit(&public(), method.as_str(), &path, &[]), 401, "UNAUTHORIZED");
-        let twice = [("authorization", "Bearer key"), ("authorization", "Bearer key")];
-        assert_refused(admit(&public(), method.as_str(), &path, &twice), 401, "UNAUTHORIZED");
+        assert_refused(
+            admit(&public(), method.as_str(), &path, &[]),
+            401,
+            "UNAUTHORIZED",
+        );
+        let twice = [
+            ("authorization", "Bearer key"),
+            ("authorization", "Bearer key"),
+        ];
+        assert_refused(
+            admit(&public(), method.as_str(), &path, &twice),
+            401,
+            "UNAUTHORIZED",
+        );
         for unset in [None, Some(String::new())] {
             let mount = public().with_auth(Auth::Bearer(unset));
             for value in right.iter().chain(&wrong) {
@@ -181,14 +269,43 @@ fn a_bearer_key_opens_every_route_and_nothing_else_does() {
 
 #[test]
 fn a_hook_sees_the_request_and_its_answer_is_sent_as_it_is() {
-    let mount = |decide: fn(&Head<'_>) -> Decision| Mount::new("/agents").with_auth(Auth::Hook(Rc::new(decide)));
+    let mount = |decide: fn(&Head<'_>) -> Decision| {
+        Mount::new("/agents").with_auth(Auth::Hook(Rc::new(decide)))
+    };
     let allow = mount(|head| {
         let seen = head.headers["x-tenant"] == "t" && head.uri.path() == "/agents/planner/status";
-        let route = matches!(head.route, Route::Agent { action: Action::Status, .. });
-        if seen && route && head.method == Method::GET { Decision::Allow } else { Decision::Refuse }
+        let route = matches!(
+            head.route,
+            Route::Agent {
+                action: Action::Status,
+                ..
+            }
+        );
+        if seen && route && head.method == Method::GET {
+            Decision::Allow
+        } else {
+            Decision::Refuse
+        }
     });
-    assert!(admit(&allow, "GET", "/agents/planner/status", &[("x-tenant", "t")]).is_ok());
-    assert_refused(admit(&allow, "GET", "/agents/planner/status", &[("x-tenant", "u")]), 401, "UNAUTHORIZED");
+    assert!(
+        admit(
+            &allow,
+            "GET",
+            "/agents/planner/status",
+            &[("x-tenant", "t")]
+        )
+        .is_ok()
+    );
+    assert_refused(
+        admit(
+            &allow,
+            "GET",
+            "/agents/planner/status",
+            &[("x-tenant", "u")],
+        ),
+        401,
+        "UNAUTHORIZED",
+    );
     let own = mount(|_| Decision::Answer(answer(402, "text/plain", Body::Full("pay".into()))));
     let response = refused(admit(&own, "GET", "/agents", &[]));
     assert_eq!(response.status(), 402);
@@ -206,7 +323,9 @@ fn a_mount_without_auth_warns_once_unless_it_is_meant_so() {
     assert!(admit(&mount, "GET", "/agents", &[]).is_ok());
     assert!(admit(&mount, "GET", "/agents", &[]).is_ok());
     assert_eq!(lines.take().len(), 1);
-    let meant = Mount::new("/agents").with_warning(warn.clone()).allow_unauthenticated();
+    let meant = Mount::new("/agents")
+        .with_warning(warn.clone())
+        .allow_unauthenticated();
     let gated = public().with_warning(warn);
     assert!(admit(&meant, "GET", "/agents", &[]).is_ok());
     assert_refused(admit(&gated, "GET", "/agents", &[]), 401, "UNAUTHORIZED");
@@ -216,7 +335,12 @@ fn a_mount_without_auth_warns_once_unless_it_is_meant_so() {
 #[test]
 fn a_type_outside_the_list_is_the_same_404_as_an_unknown_path() {
     let auth = [("authorization", "Bearer key")];
-    let unlisted = refused(admit(&public(), "GET", "/agents/thread-researcher/status?sessionId=s", &auth));
+    let unlisted = refused(admit(
+        &public(),
+        "GET",
+        "/agents/thread-researcher/status?sessionId=s",
+        &auth,
+    ));
     let unknown = refused(admit(&public(), "GET", "/agents/planner/unknown", &auth));
     assert_eq!(unlisted.status(), unknown.status());
     assert_eq!(unlisted.headers(), unknown.headers());
@@ -227,7 +351,8 @@ fn a_type_outside_the_list_is_the_same_404_as_an_unknown_path() {
 #[test]
 fn the_list_tells_types_and_version() {
     let list = |mount: &Mount, pairs: &[_]| {
-        let admission = admit(mount, "GET", "/agents?x=1", pairs).ok().expect("admitted");
+        let admission =
+            admit(mount, "GET", "/agents?x=1", pairs).unwrap_or_else(|r| panic!("{}", r.status()));
         assert!(!admission.takes_body());
         let response = refused(admission.forward(Bytes::new()));
         assert_eq!(response.status(), 200);
@@ -238,7 +363,10 @@ fn the_list_tells_types_and_version() {
     let expected = json!({"agents": ["planner"], "version": 1});
     assert_eq!(list(&mount, &[("authorization", "Bearer key")]), expected);
     let mount = open().with_registered(types(&["planner", "thread-researcher"]));
-    assert_eq!(list(&mount, &[])["agents"], json!(["planner", "thread-researcher"]));
+    assert_eq!(
+        list(&mount, &[])["agents"],
+        json!(["planner", "thread-researcher"])
+    );
 }
 
 #[test]
@@ -251,17 +379,56 @@ fn a_request_is_refused_before_the_object_with_its_field_named() {
     };
     let ok = "{\"sessionId\":\"s\",\"message\":\"m\"}";
     let key = [("idempotency-key", "")];
-    assert_eq!(field("POST", "/agents/a/start", &[], "{\"sessionId\":\"s\"}"), "message");
-    assert_eq!(field("POST", "/agents/a/start", &key, ok), "Idempotency-Key");
-    assert_eq!(field("POST", "/agents/a/resume", &[], "{\"sessionId\":\"s\",\"mode\":\"x\"}"), "mode");
-    assert_eq!(field("POST", "/agents/a/resume", &key, ok), "Idempotency-Key");
+    assert_eq!(
+        field("POST", "/agents/a/start", &[], "{\"sessionId\":\"s\"}"),
+        "message"
+    );
+    assert_eq!(
+        field("POST", "/agents/a/start", &key, ok),
+        "Idempotency-Key"
+    );
+    assert_eq!(
+        field(
+            "POST",
+            "/agents/a/resume",
+            &[],
+            "{\"sessionId\":\"s\",\"mode\":\"x\"}"
+        ),
+        "mode"
+    );
+    assert_eq!(
+        field("POST", "/agents/a/resume", &key, ok),
+        "Idempotency-Key"
+    );
     for stop in ["interrupt", "abort"] {
-        assert_eq!(field("POST", &format!("/agents/a/{stop}"), &[], "{\"reason\":\"r\"}"), "sessionId");
+        assert_eq!(
+            field(
+                "POST",
+                &format!("/agents/a/{stop}"),
+                &[],
+                "{\"reason\":\"r\"}"
+            ),
+            "sessionId"
+        );
     }
-    assert_eq!(field("GET", "/agents/a/sse?sessionId=s&fromSequence=x", &[], ""), "fromSequence");
-    assert_eq!(field("GET", "/agents/a/sse?sessionId=s", &[("last-event-id", "x")], ""), "Last-Event-ID");
+    assert_eq!(
+        field("GET", "/agents/a/sse?sessionId=s&fromSequence=x", &[], ""),
+        "fromSequence"
+    );
+    assert_eq!(
+        field(
+            "GET",
+            "/agents/a/sse?sessionId=s",
+            &[("last-event-id", "x")],
+            ""
+        ),
+        "Last-Event-ID"
+    );
     for read in ["sse", "status", "snapshot", "usage", "tree"] {
-        assert_eq!(field("GET", &format!("/agents/a/{read}"), &[], ok), "sessionId");
+        assert_eq!(
+            field("GET", &format!("/agents/a/{read}"), &[], ok),
+            "sessionId"
+        );
     }
 }
 
@@ -288,13 +455,17 @@ fn the_object_is_asked_by_session_with_the_callers_headers() {
         ("x-remote-agents-internal-anything", "forged"),
     ];
     let path = "/agents/%70lanner/sse?sessionId=a%3Ab&fromSequence=3&novel=%20x";
-    let forward = forward(&public(), "GET", path, &sent, "a body").unwrap_or_else(|r| panic!("{:?}", r.status()));
+    let forward = forward(&public(), "GET", path, &sent, "a body")
+        .unwrap_or_else(|r| panic!("{:?}", r.status()));
     assert_eq!(forward.session_id.as_str(), "a:b");
     assert_eq!(forward.agent_type, planner());
     assert_eq!(forward.action, Action::Sse);
     let request = forward.request;
     assert_eq!(request.method(), Method::GET);
-    assert_eq!(request.uri(), "http://object/planner/sse?sessionId=a%3Ab&fromSequence=3&novel=%20x");
+    assert_eq!(
+        request.uri(),
+        "http://object/planner/sse?sessionId=a%3Ab&fromSequence=3&novel=%20x"
+    );
     assert!(request.body().is_empty());
     let mut expected = headers(&sent[..7]);
     expected.insert(INTERNAL_SESSION, HeaderValue::from_static("a:b"));
@@ -306,8 +477,13 @@ fn the_object_is_asked_by_session_with_the_callers_headers() {
 fn a_posted_body_reaches_the_object_byte_for_byte() {
     let body = " {\"message\" : \"m\u{e9}\", \"novel\":1.0, \"sessionId\":\"s\"}\n";
     let mount = Mount::new("/internal/agents");
-    assert!(admit(&mount, "POST", "/internal/agents/a/start", &[]).ok().expect("admitted").takes_body());
-    let forward = forward(&mount, "POST", "/internal/agents/a/start", &[], body).ok().expect("forwarded");
+    assert!(
+        admit(&mount, "POST", "/internal/agents/a/start", &[])
+            .unwrap_or_else(|r| panic!("{}", r.status()))
+            .takes_body()
+    );
+    let forward = forward(&mount, "POST", "/internal/agents/a/start", &[], body)
+        .unwrap_or_else(|r| panic!("{}", r.status()));
     assert_eq!(forward.request.body(), body.as_bytes());
     assert_eq!(forward.request.uri(), "http://object/a/start");
     assert_eq!(forward.request.headers()[INTERNAL_MOUNT], "raw");
@@ -327,10 +503,19 @@ fn passed(mount: &Mount, action: Action, response: Response) -> Response {
 
 #[test]
 fn an_answer_is_stamped_and_loses_the_headers_of_its_hop() {
-    let sent = [("connection", "x-hop"), ("x-hop", "1"), ("x-remote-agents-internal-x", "1"), ("x-own", "1"),
-        ("x-remote-agents-mount", "raw"), ("x-remote-agents-stream", "st")];
+    let sent = [
+        ("connection", "x-hop"),
+        ("x-hop", "1"),
+        ("x-remote-agents-internal-x", "1"),
+        ("x-own", "1"),
+        ("x-remote-agents-mount", "raw"),
+        ("x-remote-agents-stream", "st"),
+    ];
     let response = passed(&public(), Action::Status, reply(200, &sent, "{}"));
-    assert_eq!(header(&response, "x-remote-agents-mount"), Some("projected"));
+    assert_eq!(
+        header(&response, "x-remote-agents-mount"),
+        Some("projected")
+    );
     assert_eq!(header(&response, "x-remote-agents-version"), Some("1"));
     assert_eq!(header(&response, "x-remote-agents-stream"), Some("st"));
     assert_eq!(header(&response, "x-own"), Some("1"));
@@ -347,17 +532,28 @@ fn no_answer_leaves_that_a_platform_cannot_send() {
     for status in [100, 101, 199, 600, 999] {
         let mut response = reply(200, &[], "x");
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
-        assert_eq!(passed(&open(), Action::Status, response).status(), 500, "{status}");
+        assert_eq!(
+            passed(&open(), Action::Status, response).status(),
+            500,
+            "{status}"
+        );
     }
     for status in [204, 205, 304] {
-        let response = passed(&open(), Action::Status, reply(status, &[("content-length", "1")], "x"));
+        let response = passed(
+            &open(),
+            Action::Status,
+            reply(status, &[("content-length", "1")], "x"),
+        );
         assert_eq!(response.status().as_u16(), status);
         assert_eq!(header(&response, "content-length"), None);
         assert!(body_of(response).is_empty());
     }
     for status in [200, 302, 404, 500, 599] {
         let response = passed(&open(), Action::Status, reply(status, &[], "x"));
-        assert_eq!((response.status().as_u16(), body_of(response)), (status, b"x".to_vec()));
+        assert_eq!(
+            (response.status().as_u16(), body_of(response)),
+            (status, b"x".to_vec())
+        );
     }
 }
 
@@ -368,7 +564,11 @@ fn snapshot() -> Value {
 
 #[test]
 fn a_snapshot_of_a_projected_mount_has_the_projection_in_place_of_the_state() {
-    let sent = reply(200, &[("content-length", "999"), ("etag", "x")], snapshot().to_string());
+    let sent = reply(
+        200,
+        &[("content-length", "999"), ("etag", "x")],
+        snapshot().to_string(),
+    );
     let response = passed(&public(), Action::Snapshot, sent);
     assert_eq!(header(&response, "content-length"), None);
     assert_eq!(header(&response, "etag"), None);
@@ -378,22 +578,54 @@ fn a_snapshot_of_a_projected_mount_has_the_projection_in_place_of_the_state() {
     assert_eq!(json_of(response), expected);
     // In parts it is the same.
     let parts = snapshot().to_string().into_bytes();
-    let parts: Vec<_> = parts.chunks(7).map(|p| Ok(Bytes::copy_from_slice(p))).collect();
-    let response = answer(200, "application/json", Body::Stream(Box::pin(futures::stream::iter(parts))));
-    assert_eq!(json_of(passed(&public(), Action::Snapshot, response)), expected);
+    let parts: Vec<_> = parts
+        .chunks(7)
+        .map(|p| Ok(Bytes::copy_from_slice(p)))
+        .collect();
+    let response = answer(
+        200,
+        "application/json",
+        Body::Stream(Box::pin(futures::stream::iter(parts))),
+    );
+    assert_eq!(
+        json_of(passed(&public(), Action::Snapshot, response)),
+        expected
+    );
     // Without a projection nothing is touched.
     let raw = snapshot().to_string();
-    assert_eq!(body_of(passed(&open(), Action::Snapshot, reply(200, &[], raw.clone()))), raw.as_bytes());
+    assert_eq!(
+        body_of(passed(
+            &open(),
+            Action::Snapshot,
+            reply(200, &[], raw.clone())
+        )),
+        raw.as_bytes()
+    );
 }
 
 #[test]
 fn usage_is_mapped_where_there_is_a_map() {
-    let usage = json!({"sessionId": "s", "rollup": {"tokens": {"total": 7, "prompt": 3}}}).to_string();
-    let mapped = json_of(passed(&public(), Action::Usage, reply(200, &[], usage.clone())));
-    assert_eq!(mapped, json!({"sessionId": "s", "rollup": {"billingUnits": 7}}));
+    let usage =
+        json!({"sessionId": "s", "rollup": {"tokens": {"total": 7, "prompt": 3}}}).to_string();
+    let mapped = json_of(passed(
+        &public(),
+        Action::Usage,
+        reply(200, &[], usage.clone()),
+    ));
+    assert_eq!(
+        mapped,
+        json!({"sessionId": "s", "rollup": {"billingUnits": 7}})
+    );
     let projected = open().with_projection(projection());
     for mount in [open(), projected] {
-        assert_eq!(body_of(passed(&mount, Action::Usage, reply(200, &[], usage.clone()))), usage.as_bytes());
+        assert_eq!(
+            body_of(passed(
+                &mount,
+                Action::Usage,
+                reply(200, &[], usage.clone())
+            )),
+            usage.as_bytes()
+        );
     }
 }
 
@@ -414,8 +646,17 @@ fn what_cannot_be_read_is_not_shown() {
         }
     }
     // A body that was not collected is no way around.
-    let response = answer(200, "application/json", Body::Stream(Box::pin(futures::stream::empty())));
-    assert_eq!(public().answer(&planner(), Action::Snapshot, response).status(), 500);
+    let response = answer(
+        200,
+        "application/json",
+        Body::Stream(Box::pin(futures::stream::empty())),
+    );
+    assert_eq!(
+        public()
+            .answer(&planner(), Action::Snapshot, response)
+            .status(),
+        500
+    );
     let broken = futures::stream::iter([Err(BodyError("reset".into()))]);
     let response = answer(200, "application/json", Body::Stream(Box::pin(broken)));
     let response = passed(&public(), Action::Snapshot, response);
@@ -427,19 +668,39 @@ fn refusals_of_the_object_and_the_status_pass() {
     let envelope = "{\"code\":\"NOT_FOUND\",\"error\":\"Not found.\"}";
     for action in Action::ALL {
         let response = passed(&public(), action, reply(404, &[], envelope));
-        assert_eq!((response.status().as_u16(), body_of(response)), (404, envelope.as_bytes().to_vec()));
+        assert_eq!(
+            (response.status().as_u16(), body_of(response)),
+            (404, envelope.as_bytes().to_vec())
+        );
     }
     let status = "{\"status\":\"completed\",\"output\":{\"a\":1}}";
-    assert_eq!(body_of(passed(&public(), Action::Status, reply(200, &[], status))), status.as_bytes());
+    assert_eq!(
+        body_of(passed(&public(), Action::Status, reply(200, &[], status))),
+        status.as_bytes()
+    );
 }
 
 #[test]
 fn what_is_rewritten_is_told_beforehand() {
-    let rewritten = |mount: &Mount| Action::ALL.into_iter().filter(|a| mount.rewrites(*a)).collect::<Vec<_>>();
+    let rewritten = |mount: &Mount| {
+        Action::ALL
+            .into_iter()
+            .filter(|a| mount.rewrites(*a))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(rewritten(&open()), []);
-    assert_eq!(rewritten(&open().with_usage_projection(billing())), [Action::Sse, Action::Usage]);
-    assert_eq!(rewritten(&open().with_projection(projection())), [Action::Sse, Action::Snapshot, Action::Tree]);
-    assert_eq!(rewritten(&open().with_chunks(ChunkDetail::Lifecycle)), [Action::Sse]);
+    assert_eq!(
+        rewritten(&open().with_usage_projection(billing())),
+        [Action::Sse, Action::Usage]
+    );
+    assert_eq!(
+        rewritten(&open().with_projection(projection())),
+        [Action::Sse, Action::Snapshot, Action::Tree]
+    );
+    assert_eq!(
+        rewritten(&open().with_chunks(ChunkDetail::Lifecycle)),
+        [Action::Sse]
+    );
     assert!(!open().with_usage_projection(billing()).is_projected());
     assert!(open().with_projection(projection()).is_projected());
     assert!(open().with_chunks(ChunkDetail::Lifecycle).is_projected());
@@ -448,8 +709,12 @@ fn what_is_rewritten_is_told_beforehand() {
 // Streams.
 
 fn chunk(kind: &str, more: &Value) -> Value {
-    let mut chunk = json!({"type": kind, "agentId": "s", "agentType": "planner", "timestamp": 1, "step": 1});
-    chunk.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut chunk =
+        json!({"type": kind, "agentId": "s", "agentType": "planner", "timestamp": 1, "step": 1});
+    chunk
+        .as_object_mut()
+        .unwrap()
+        .extend(more.as_object().unwrap().clone());
     chunk
 }
 
@@ -468,7 +733,8 @@ fn forwarded(mut chunk: Value) -> Value {
 /// A chunk of every type, with what it may carry.
 fn every_chunk() -> Vec<Value> {
     let call = json!({"toolCallId": "t", "toolName": "n"});
-    let tool_end = json!({"toolCallId": "t", "toolName": "n", "result": "r", "success": false, "error": "e"});
+    let tool_end =
+        json!({"toolCallId": "t", "toolName": "n", "result": "r", "success": false, "error": "e"});
     let sub = json!({"subSessionId": "c", "subAgentType": "x", "toolCallId": "t", "remote": true});
     let sub_end = json!({"subSessionId": "c", "subAgentType": "x", "toolCallId": "t", "success": true,
         "result": {"r": 1}, "error": "e"});
@@ -476,16 +742,28 @@ fn every_chunk() -> Vec<Value> {
         chunk("text_delta", &json!({"delta": "d"})),
         chunk("thinking", &json!({"content": "t", "isComplete": true})),
         chunk("tool_arg_stream_start", &call),
-        chunk("tool_arg_stream_delta", &json!({"toolCallId": "t", "delta": "{"})),
+        chunk(
+            "tool_arg_stream_delta",
+            &json!({"toolCallId": "t", "delta": "{"}),
+        ),
         chunk("tool_arg_stream_end", &json!({"toolCallId": "t"})),
-        chunk("tool_start", &json!({"toolCallId": "t", "toolName": "n", "arguments": {"a": 1}})),
+        chunk(
+            "tool_start",
+            &json!({"toolCallId": "t", "toolName": "n", "arguments": {"a": 1}}),
+        ),
         chunk("tool_end", &tool_end),
         chunk("subagent_start", &sub),
         chunk("subagent_end", &sub_end),
         chunk("custom", &json!({"eventName": "e", "data": 1})),
         chunk("output", &json!({"output": {"o": 1}})),
-        chunk("step_committed", &json!({"stepCount": 1, "checkpointId": "cp", "patchOrdinal": 2})),
-        chunk("step_discarded", &json!({"stepCount": 1, "reason": "r", "fromSequence": 1})),
+        chunk(
+            "step_committed",
+            &json!({"stepCount": 1, "checkpointId": "cp", "patchOrdinal": 2}),
+        ),
+        chunk(
+            "step_discarded",
+            &json!({"stepCount": 1, "reason": "r", "fromSequence": 1}),
+        ),
         chunk("stream_resync", &json!({"reason": "r"})),
         chunk("run_started", &json!({"runId": "r"})),
         chunk("run_resumed", &json!({"runId": "r"})),
@@ -496,7 +774,10 @@ fn every_chunk() -> Vec<Value> {
 }
 
 fn state_patch() -> Value {
-    chunk("state_patch", &json!({"patches": [{"op": "add", "path": "/a", "value": CANARY}], "patchOrdinal": 1}))
+    chunk(
+        "state_patch",
+        &json!({"patches": [{"op": "add", "path": "/a", "value": CANARY}], "patchOrdinal": 1}),
+    )
 }
 
 fn end_frame() -> Frame {
@@ -510,12 +791,20 @@ fn end_frame() -> Frame {
 }
 
 fn sse(parts: Vec<Result<Bytes, BodyError>>) -> Response {
-    answer(200, "text/event-stream", Body::Stream(Box::pin(futures::stream::iter(parts))))
+    answer(
+        200,
+        "text/event-stream",
+        Body::Stream(Box::pin(futures::stream::iter(parts))),
+    )
 }
 
 /// The text that a reader of the mount gets, the object's bytes coming in parts of `size`.
 fn read(mount: &Mount, text: &str, size: usize) -> String {
-    let parts = text.as_bytes().chunks(size).map(|p| Ok(Bytes::copy_from_slice(p))).collect();
+    let parts = text
+        .as_bytes()
+        .chunks(size)
+        .map(|p| Ok(Bytes::copy_from_slice(p)))
+        .collect();
     let response = passed(mount, Action::Sse, sse(parts));
     assert_eq!(header(&response, "content-type"), Some("text/event-stream"));
     String::from_utf8(body_of(response)).unwrap()
@@ -537,8 +826,14 @@ fn a_projected_stream_keeps_the_bytes_of_what_passes_and_drops_state_at_every_de
             sent += &passing;
             expected += &passing;
             let custom_streamer = chunk_of_agent(state_patch(), "no-session");
-            let dropped = [state_patch(), forwarded(state_patch()), custom_streamer,
-                chunk_of_agent(chunk_of_type("novelty"), "s"), chunk_of_type(""), json!({"delta": CANARY})];
+            let dropped = [
+                state_patch(),
+                forwarded(state_patch()),
+                custom_streamer,
+                chunk_of_agent(chunk_of_type("novelty"), "s"),
+                chunk_of_type(""),
+                json!({"delta": CANARY}),
+            ];
             for chunk in dropped {
                 sequence += 1;
                 sent += &event(sequence, &chunk.to_string());
@@ -552,7 +847,10 @@ fn a_projected_stream_keeps_the_bytes_of_what_passes_and_drops_state_at_every_de
     sent += &encode_frame(&end_frame()).unwrap();
     expected += "event: end\ndata: {\"runId\":\"r\",\"status\":\"completed\",\"output\":{\"o\":1},\
         \"state\":{\"agentType\":\"planner\",\"keys\":1},\"usage\":{\"billingUnits\":7}}\n\n";
-    sent += &event(sequence + 1, &chunk("text_delta", &json!({"delta": CANARY})).to_string());
+    sent += &event(
+        sequence + 1,
+        &chunk("text_delta", &json!({"delta": CANARY})).to_string(),
+    );
     for size in [1, 7, 100, usize::MAX] {
         let got = read(&mount, &sent, size);
         assert_eq!(without_comments(&got), expected, "parts of {size}");
@@ -571,14 +869,20 @@ fn chunk_of_agent(mut chunk: Value, agent: &str) -> Value {
 
 #[test]
 fn stored_text_that_is_written_otherwise_than_here_passes_unchanged() {
-    let odd = event(3, "{ \"type\":\"output\", \"output\":1.50e1, \"n\":9007199254740993, \"u\":\"\\u00e9\" }");
+    let odd = event(
+        3,
+        "{ \"type\":\"output\", \"output\":1.50e1, \"n\":9007199254740993, \"u\":\"\\u00e9\" }",
+    );
     assert_eq!(read(&public(), &odd, usize::MAX), odd);
 }
 
 #[test]
 fn a_committed_step_of_another_mount_loses_its_patches() {
     let patches = json!([{"op": "add", "path": "/a", "value": CANARY}]);
-    let step = chunk("step_committed", &json!({"patches": patches, "stepCount": 1, "checkpointId": "c", "resync": true}));
+    let step = chunk(
+        "step_committed",
+        &json!({"patches": patches, "stepCount": 1, "checkpointId": "c", "resync": true}),
+    );
     for step in [step.clone(), forwarded(step)] {
         let mut expected = step.clone();
         expected.as_object_mut().unwrap().shift_remove("patches");
@@ -590,16 +894,21 @@ fn a_committed_step_of_another_mount_loses_its_patches() {
 #[test]
 fn fields_beside_a_chunk_do_not_ride_along() {
     let text = chunk("text_delta", &json!({"delta": "d"})).to_string();
-    let sent = format!("event: chunk\nid: 1\ndata: {{\"sequence\":1,\"state\":\"{CANARY}\",\"chunk\":{text}}}\n\n");
+    let sent = format!(
+        "event: chunk\nid: 1\ndata: {{\"sequence\":1,\"state\":\"{CANARY}\",\"chunk\":{text}}}\n\n"
+    );
     assert_eq!(read(&public(), &sent, usize::MAX), event(1, &text));
 }
 
 #[test]
 fn a_stream_that_cannot_be_read_ends_with_an_error() {
     let good = event(1, &chunk("text_delta", &json!({"delta": "d"})).to_string());
-    let twice = format!("{{\"type\":\"state_patch\",\"patches\":\"{CANARY}\",\"type\":\"text_delta\"}}");
+    let twice =
+        format!("{{\"type\":\"state_patch\",\"patches\":\"{CANARY}\",\"type\":\"text_delta\"}}");
     for bad in [
-        format!("event: chunk\nid: 2\ndata: {{\"sequence\":3,\"chunk\":{{\"x\":\"{CANARY}\"}}}}\n\n"),
+        format!(
+            "event: chunk\nid: 2\ndata: {{\"sequence\":3,\"chunk\":{{\"x\":\"{CANARY}\"}}}}\n\n"
+        ),
         format!("event: chunk\nid: 2\ndata: {CANARY}\n\n"),
         format!("event: end\ndata: \"{CANARY}\"\n\n"),
         event(2, &twice),
@@ -609,7 +918,10 @@ fn a_stream_that_cannot_be_read_ends_with_an_error() {
         let rest = rest.strip_prefix(good.as_str()).unwrap();
         let mut decoder = Decoder::new();
         decoder.push(rest.as_bytes());
-        let Ok(Some(Decoded::Frame(Frame::Error(ErrorFrame { code, recoverable, .. })))) = decoder.poll() else {
+        let Ok(Some(Decoded::Frame(Frame::Error(ErrorFrame {
+            code, recoverable, ..
+        })))) = decoder.poll()
+        else {
             panic!("{rest}")
         };
         assert_eq!((code.as_str(), recoverable), ("INTERNAL", false));
@@ -621,10 +933,14 @@ fn a_stream_that_cannot_be_read_ends_with_an_error() {
 #[test]
 fn an_unfinished_event_of_a_dropped_stream_is_not_shown() {
     let good = event(1, &chunk("text_delta", &json!({"delta": "d"})).to_string());
-    let cut = format!("{good}event: chunk\nid: 2\ndata: {{\"sequence\":2,\"chunk\":{{\"a\":\"{CANARY}");
+    let cut =
+        format!("{good}event: chunk\nid: 2\ndata: {{\"sequence\":2,\"chunk\":{{\"a\":\"{CANARY}");
     assert_eq!(read(&public(), &cut, usize::MAX), good);
     // A body that breaks off breaks off for the reader too.
-    let parts = vec![Ok(Bytes::from(good.clone())), Err(BodyError("reset".into()))];
+    let parts = vec![
+        Ok(Bytes::from(good.clone())),
+        Err(BodyError("reset".into())),
+    ];
     let Body::Stream(mut body) = passed(&public(), Action::Sse, sse(parts)).into_body() else {
         panic!()
     };
@@ -638,20 +954,39 @@ fn frames_pass_as_they_come_and_silence_is_never_of_our_making() {
     let text = event(1, &chunk("text_delta", &json!({"delta": "d"})).to_string());
     let patch = event(2, &state_patch().to_string());
     let (half, rest) = text.split_at(20);
-    let parts = [half, rest, &patch, &patch, &encode_comment("ping"), &format!("{patch}{text}")];
-    let parts = parts.iter().map(|p| Ok(Bytes::copy_from_slice(p.as_bytes()))).collect();
+    let parts = [
+        half,
+        rest,
+        &patch,
+        &patch,
+        &encode_comment("ping"),
+        &format!("{patch}{text}"),
+    ];
+    let parts = parts
+        .iter()
+        .map(|p| Ok(Bytes::copy_from_slice(p.as_bytes())))
+        .collect();
     let Body::Stream(body) = passed(&public(), Action::Sse, sse(parts)).into_body() else {
         panic!()
     };
-    let got: Vec<_> = block_on(body.map(|p| String::from_utf8(p.unwrap().to_vec()).unwrap()).collect());
+    let got: Vec<_> = block_on(
+        body.map(|p| String::from_utf8(p.unwrap().to_vec()).unwrap())
+            .collect(),
+    );
     let ping = ": ping\n\n";
     assert_eq!(got, [text.as_str(), ping, ping, ping, text.as_str()]);
 }
 
 #[test]
 fn lifecycle_shows_that_something_happened_but_not_with_what() {
-    for mount in [public().with_chunks(ChunkDetail::Lifecycle), open().with_chunks(ChunkDetail::Lifecycle)] {
-        for mut chunk in every_chunk().into_iter().flat_map(|c| [c.clone(), forwarded(c)]) {
+    for mount in [
+        public().with_chunks(ChunkDetail::Lifecycle),
+        open().with_chunks(ChunkDetail::Lifecycle),
+    ] {
+        for mut chunk in every_chunk()
+            .into_iter()
+            .flat_map(|c| [c.clone(), forwarded(c)])
+        {
             chunk["novel"] = json!(CANARY);
             let got = read(&mount, &event(5, &chunk.to_string()), usize::MAX);
             let kind = chunk["type"].as_str().unwrap().to_owned();
@@ -662,13 +997,29 @@ fn lifecycle_shows_that_something_happened_but_not_with_what() {
                 _ => &[],
             };
             fields.retain(|name, _| name != "novel" && !hidden.contains(&name.as_str()));
-            let passes = kind.starts_with("run_") || kind.starts_with("step_")
-                || ["text_delta", "output", "tool_start", "tool_end", "subagent_start", "subagent_end", "stream_resync"]
-                    .contains(&kind.as_str());
-            let expected = if passes { event(5, &chunk.to_string()) } else { String::new() };
+            let passes = kind.starts_with("run_")
+                || kind.starts_with("step_")
+                || [
+                    "text_delta",
+                    "output",
+                    "tool_start",
+                    "tool_end",
+                    "subagent_start",
+                    "subagent_end",
+                    "stream_resync",
+                ]
+                .contains(&kind.as_str());
+            let expected = if passes {
+                event(5, &chunk.to_string())
+            } else {
+                String::new()
+            };
             assert_eq!(without_comments(&got), expected, "{kind}");
         }
-        assert_eq!(without_comments(&read(&mount, &event(1, &state_patch().to_string()), 9)), "");
+        assert_eq!(
+            without_comments(&read(&mount, &event(1, &state_patch().to_string()), 9)),
+            ""
+        );
     }
 }
 
@@ -679,8 +1030,12 @@ fn a_usage_projection_alone_changes_the_usage_at_the_end_and_nothing_else() {
         "{}event: novelty\nid: 3\ndata: a\ndata: b\n\ndata: no name\n\n",
         event(1, &state_patch().to_string())
     );
-    let sent = format!("{begin}event: end\ndata: {{\"status\":\"completed\",\"novel\":1,\"state\":{{\"a\":1}},\"usage\":{{\"tokens\":{{\"total\":7}}}}}}\n\n");
-    let expected = format!("{begin}event: end\ndata: {{\"status\":\"completed\",\"novel\":1,\"state\":{{\"a\":1}},\"usage\":{{\"billingUnits\":7}}}}\n\n");
+    let sent = format!(
+        "{begin}event: end\ndata: {{\"status\":\"completed\",\"novel\":1,\"state\":{{\"a\":1}},\"usage\":{{\"tokens\":{{\"total\":7}}}}}}\n\n"
+    );
+    let expected = format!(
+        "{begin}event: end\ndata: {{\"status\":\"completed\",\"novel\":1,\"state\":{{\"a\":1}},\"usage\":{{\"billingUnits\":7}}}}\n\n"
+    );
     for size in [1, 50, usize::MAX] {
         assert_eq!(without_comments(&read(&mount, &sent, size)), expected);
     }
@@ -741,14 +1096,21 @@ fn world(answer: Result<&'static str, FetchError>) -> World {
 
 fn request(method: &str, uri: &str, body: &'static str) -> Request {
     let builder = http::Request::builder().method(method).uri(uri);
-    builder.header("authorization", "Bearer key").body(Bytes::from_static(body.as_bytes())).unwrap()
+    builder
+        .header("authorization", "Bearer key")
+        .body(Bytes::from_static(body.as_bytes()))
+        .unwrap()
 }
 
 #[test]
 fn a_request_is_served_by_the_object_of_its_session() {
     let world = world(Ok("{\"answer\":1}"));
     let body = "{\"sessionId\":\"s-9\"}";
-    let response = block_on(serve(&public(), &world, request("POST", "http://h/agents/planner/interrupt", body)));
+    let response = block_on(serve(
+        &public(),
+        &world,
+        request("POST", "http://h/agents/planner/interrupt", body),
+    ));
     assert_eq!(response.status(), 200);
     assert_eq!(json_of(response), json!({"answer": 1}));
     let asked = world.0.asked.take();
@@ -776,11 +1138,21 @@ fn a_refused_request_and_the_list_reach_no_object() {
 #[test]
 fn an_object_that_cannot_be_reached_is_a_retryable_503() {
     let world = world(Err(FetchError(CANARY.into())));
-    let response = block_on(serve(&public(), &world, request("GET", "/agents/planner/status?sessionId=s", "")));
+    let response = block_on(serve(
+        &public(),
+        &world,
+        request("GET", "/agents/planner/status?sessionId=s", ""),
+    ));
     assert_eq!(response.status(), 503);
-    assert_eq!(header(&response, "x-remote-agents-mount"), Some("projected"));
+    assert_eq!(
+        header(&response, "x-remote-agents-mount"),
+        Some("projected")
+    );
     let body = String::from_utf8(body_of(response)).unwrap();
     assert!(!body.contains(CANARY));
     let envelope: ErrorEnvelope = serde_json::from_str(&body).unwrap();
-    assert_eq!((envelope.code.as_str(), envelope.retryable), ("transport_error", Some(true)));
+    assert_eq!(
+        (envelope.code.as_str(), envelope.retryable),
+        ("transport_error", Some(true))
+    );
 }
