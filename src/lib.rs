@@ -7,9 +7,11 @@
 pub mod agent;
 pub mod error;
 pub mod http;
+pub mod mount;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod native;
 pub mod platform;
+pub mod producer;
 pub mod protocol;
 pub mod session;
 pub mod store;
