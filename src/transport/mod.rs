@@ -3,17 +3,25 @@
 //!
 //! Answers are validated here; a caller sees typed answers or a typed [`TransportError`].
 
+mod frames;
+mod http;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 use futures::future::LocalBoxFuture;
 use futures::stream::LocalBoxStream;
 
+pub use self::http::{HeaderFactory, HeaderSource, HttpTransport};
 use crate::http::{Request, Response};
 use crate::protocol::frame::Frame;
 use crate::protocol::ids::{Position, SessionId, StreamId};
 use crate::protocol::message::{
-    ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse, StopRequest,
-    StopResponse, UsageResponse,
+    ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse,
+    StopRequest, StopResponse, UsageResponse,
 };
 
 /// One HTTP exchange: a service binding, an object stub, global fetch, a native client.
@@ -52,6 +60,15 @@ pub enum TransportError {
     /// The call's deadline passed.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
+    /// The answer is of a later major version of the contract.
+    #[error(
+        "the answer has version {theirs} of the protocol; this side knows {}",
+        crate::protocol::VERSION
+    )]
+    VersionUnsupported {
+        /// The answer's version.
+        theirs: u32,
+    },
     /// The mount is projected: an executor must use a raw one.
     #[error("the mount is projected; a dispatch needs a raw mount")]
     ProjectedMount,
@@ -80,7 +97,12 @@ pub trait Transport {
     /// Reads the usage.
     fn usage(&self, session: &SessionId) -> Call<'_, UsageResponse>;
     /// Attaches to the stream above `from`. `stream` guards against another life of the id.
-    fn stream(&self, session: &SessionId, from: Position, stream: Option<&StreamId>) -> Call<'_, FrameStream>;
+    fn stream(
+        &self,
+        session: &SessionId,
+        from: Position,
+        stream: Option<&StreamId>,
+    ) -> Call<'_, FrameStream>;
 }
 
 /// Deadlines and retries of a dispatch; the contract's defaults (section 7).
@@ -94,8 +116,10 @@ pub struct RetryPolicy {
     pub stream_retries: u32,
     /// Attach attempts in a row that met no runner. Default 3.
     pub attach_attempts: u32,
-    /// Tries of a POST after the first. Default 3.
+    /// Tries of a POST, or of a read, after the first. Default 3.
     pub post_retries: u32,
+    /// Each try of a POST's own deadline. Default 30 s.
+    pub post_timeout: Duration,
     /// The first wait between tries; it doubles, with jitter. Default 500 ms.
     pub retry_base: Duration,
     /// Each recovery read's own deadline. Default 10 s.
@@ -110,6 +134,7 @@ impl Default for RetryPolicy {
             stream_retries: 3,
             attach_attempts: 3,
             post_retries: 3,
+            post_timeout: Duration::from_secs(30),
             retry_base: Duration::from_millis(500),
             read_timeout: Duration::from_secs(10),
         }
