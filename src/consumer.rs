@@ -50,8 +50,15 @@ pub trait CallHost {
     /// Stores the child's stream with its ref; the cursor is 0.
     fn attached(&self, id: &SessionId, stream: &StreamId) -> Result<()>;
 
-    /// Appends stamped chunks, together with the cursor `(stream, through)` that covers them.
-    fn forward(&self, id: &SessionId, stream: &StreamId, through: Sequence, chunks: Vec<String>) -> Result<()>;
+    /// Appends stamped chunks, together with the cursor `(stream, through)` that covers them. The
+    /// stream is another than the stored one when the child has begun another life.
+    fn forward(
+        &self,
+        id: &SessionId,
+        stream: &StreamId,
+        through: Sequence,
+        chunks: Vec<String>,
+    ) -> Result<()>;
 
     /// Whether a `subagent_start` in the parent's log announces this session.
     fn announced(&self, session_id: &str, agent_type: Option<&str>) -> Result<bool>;
@@ -76,34 +83,60 @@ pub struct CallSpec {
 /// Makes one call, or takes it up again where an earlier life of the parent left it.
 ///
 /// The outcome is not stored here: commit it together with the call's result and the ref's status.
-/// A call that was stopped before anything was sent has no ref; every other has one.
+/// A call that was stopped before anything was sent has no ref; every other has one. A ref that is
+/// marked as stopping is stopped, nothing else.
 ///
 /// # Errors
 /// What the host says when it cannot read or commit: then the call is not settled, and may be taken
-/// up again. A failure of the child or of the network is an outcome, not an error.
-pub async fn run_call(host: Rc<dyn CallHost>, sub: Rc<SubAgent>, call: CallSpec) -> Result<CallOutcome> {
+/// up again. `INTERNAL` when the ref says that the call has settled already. A failure of the child or of the network is an outcome, not an error.
+pub async fn run_call(
+    host: Rc<dyn CallHost>,
+    sub: Rc<SubAgent>,
+    call: CallSpec,
+) -> Result<CallOutcome> {
     let child = call.request.session_id.clone();
     let runtime = host.runtime();
     let stored = host.child(&child)?;
-    let deadline = stored.as_ref().map_or(call.deadline, |record| record.deadline);
+    let (deadline, stopping) = match stored.as_ref() {
+        None => (call.deadline, false),
+        Some(record) => match record.status {
+            SubStatus::Running => (record.deadline, false),
+            SubStatus::Stopping => (record.deadline, true),
+            SubStatus::Completed | SubStatus::Failed => {
+                return Err(Error::internal(format!(
+                    "the call of {child} has settled already"
+                )));
+            }
+        },
+    };
     let terms = Terms::new(&sub, child.clone());
     let known = stored.is_some();
     let mut dispatch = Dispatch::new(terms, known, stored.and_then(|record| record.remote));
     let mut cuts = Cuts::new(&*host, deadline);
-    if host.stop().is_set() {
+    if stopping || host.stop().is_set() {
         dispatch.handle_stop();
     } else if !known {
         host.open(opening(&sub, &call, runtime.now()))?;
     }
     let mut forwarder = Forwarder::new(child.clone());
-    let mut line = Line { host: host.clone(), sub, call, stream: None, dropped: None };
+    let mut line = Line {
+        host: host.clone(),
+        sub,
+        call,
+        stream: None,
+        dropped: None,
+    };
     loop {
         match dispatch.poll_effect() {
             None => return Err(Error::internal("a call neither waits nor has settled")),
             Some(Effect::Settle(outcome)) => return Ok(*outcome),
             Some(Effect::Note(message)) => host.note(&child, &message),
             Some(Effect::Identify { stream }) => host.attached(&child, &stream)?,
-            Some(Effect::Forward { stream, through, chunks }) => {
+            Some(Effect::Forward {
+                stream,
+                through,
+                chunks,
+            }) => {
                 forward(&*host, &mut forwarder, &stream, through, chunks, known)?;
             }
             Some(effect) => {
@@ -138,12 +171,21 @@ fn forward(
 ) -> Result<()> {
     let child = forwarder.child().clone();
     // Only a call that was taken up again can have missed an announcement.
-    let earlier = |session: &str| if known { host.announced(session, None) } else { Ok(false) };
+    let earlier = |session: &str| {
+        if known {
+            host.announced(session, None)
+        } else {
+            Ok(false)
+        }
+    };
     let mut stamped = Vec::with_capacity(chunks.len());
     for (sequence, chunk) in chunks {
         let forwarded = forwarder.stamp(stream, sequence, chunk, &earlier)?;
         if let Some(session) = forwarded.removed_origin {
-            host.note(&child, &format!("chunk {sequence} named {session} as its origin, which is no descendant"));
+            host.note(
+                &child,
+                &format!("chunk {sequence} named {session} as its origin, which is no descendant"),
+            );
         }
         stamped.push(forwarded.json);
     }
@@ -160,11 +202,18 @@ impl Cuts {
     fn new(host: &dyn CallHost, deadline: Timestamp) -> Self {
         let runtime = host.runtime();
         let left = Duration::from_millis(deadline.saturating_sub(runtime.now()));
-        Self { stop: Some(host.stop().wait().boxed_local()), deadline: Some(runtime.sleep(left)) }
+        Self {
+            stop: Some(host.stop().wait().boxed_local()),
+            deadline: Some(runtime.sleep(left)),
+        }
     }
 
     /// Waits for `work`, unless a cut comes first and the machine has something else to do.
-    async fn race(&mut self, dispatch: &mut Dispatch, work: impl Future<Output = Event>) -> Option<Event> {
+    async fn race(
+        &mut self,
+        dispatch: &mut Dispatch,
+        work: impl Future<Output = Event>,
+    ) -> Option<Event> {
         let mut work = pin!(work);
         loop {
             let stop = pin!(waiting(&mut self.stop));
@@ -222,21 +271,34 @@ impl Line {
                     message: None,
                     parent: self.call.request.parent.clone(),
                 };
-                Event::Resumed(transport.resume(request, call_key("resume", &child, Some(number))).await)
+                Event::Resumed(
+                    transport
+                        .resume(request, call_key("resume", &child, Some(number)))
+                        .await,
+                )
             }
-            Effect::Attach { from, stream } => match transport.stream(&child, from, Some(&stream)).await {
-                Ok(frames) => {
-                    self.stream = Some(frames);
-                    Event::Attached
+            Effect::Attach { from, stream } => {
+                match transport.stream(&child, from, Some(&stream)).await {
+                    Ok(frames) => {
+                        self.stream = Some(frames);
+                        Event::Attached
+                    }
+                    Err(error) => Event::Dropped(error),
                 }
-                Err(error) => Event::Dropped(error),
-            },
+            }
             Effect::Next => self.next().await,
-            Effect::ReadStatus => Event::Status(self.within(patience, transport.status(&child)).await),
-            Effect::ReadSnapshot => Event::Snapshot(self.within(patience, transport.snapshot(&child)).await),
+            Effect::ReadStatus => {
+                Event::Status(self.within(patience, transport.status(&child)).await)
+            }
+            Effect::ReadSnapshot => {
+                Event::Snapshot(self.within(patience, transport.snapshot(&child)).await)
+            }
             Effect::ReadUsage => Event::Usage(self.within(patience, transport.usage(&child)).await),
             Effect::Interrupt { reason } => {
-                let request = StopRequest { session_id: child, reason: Some(reason.as_str().into()) };
+                let request = StopRequest {
+                    session_id: child,
+                    reason: Some(reason.as_str().into()),
+                };
                 Event::Interrupted(self.within(patience, transport.interrupt(request)).await)
             }
             Effect::Sleep { until } => {
@@ -244,14 +306,20 @@ impl Line {
                 Event::Slept
             }
             // These wait for nothing and are done by the loop.
-            Effect::Identify { .. } | Effect::Forward { .. } | Effect::Note(_) | Effect::Settle(_) => Event::Slept,
+            Effect::Identify { .. }
+            | Effect::Forward { .. }
+            | Effect::Note(_)
+            | Effect::Settle(_) => Event::Slept,
         }
     }
 
     /// The frames that are there, or the next one: as many as one commit takes.
     async fn next(&mut self) -> Event {
-        let ended = || TransportError::Unreachable("the stream ended without a terminal frame".into());
-        let Some(stream) = &mut self.stream else { return Event::Dropped(self.dropped.take().unwrap_or_else(ended)) };
+        let ended =
+            || TransportError::Unreachable("the stream ended without a terminal frame".into());
+        let Some(stream) = &mut self.stream else {
+            return Event::Dropped(self.dropped.take().unwrap_or_else(ended));
+        };
         let mut frames = Vec::new();
         let mut bytes = 0;
         let mut coming = stream.next().await;
@@ -267,7 +335,10 @@ impl Line {
                     break;
                 }
             }
-            if frames.len() >= BATCH_FRAMES || bytes >= BATCH_BYTES || frames.last().is_some_and(Frame::is_terminal) {
+            if frames.len() >= BATCH_FRAMES
+                || bytes >= BATCH_BYTES
+                || frames.last().is_some_and(Frame::is_terminal)
+            {
                 break;
             }
             match stream.next().now_or_never() {
@@ -301,7 +372,9 @@ impl Line {
         let runtime = self.host.runtime();
         let wait = Duration::from_millis(until.saturating_sub(runtime.now()));
         let [chance, ..] = runtime.entropy();
-        runtime.sleep(wait + wait / 10 * u32::from(chance) / 255).await;
+        runtime
+            .sleep(wait + wait / 10 * u32::from(chance) / 255)
+            .await;
     }
 }
 
@@ -311,7 +384,10 @@ fn weight(frame: &Frame) -> usize {
         match value {
             Value::String(text) => text.len() + 8,
             Value::Array(items) => items.iter().map(of).sum(),
-            Value::Object(fields) => fields.iter().map(|(key, value)| key.len() + 8 + of(value)).sum(),
+            Value::Object(fields) => fields
+                .iter()
+                .map(|(key, value)| key.len() + 8 + of(value))
+                .sum(),
             Value::Null | Value::Bool(_) | Value::Number(_) => 8,
         }
     }

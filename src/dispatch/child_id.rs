@@ -39,7 +39,10 @@ pub fn child_id(
         SubLocation::Remote => "-remote-",
         SubLocation::Local => "-sub-",
     };
-    let call = Sha256::new().chain_update(parent_stream.as_str()).chain_update([0]).chain_update(tool_call_id);
+    let call = Sha256::new()
+        .chain_update(parent_stream.as_str())
+        .chain_update([0])
+        .chain_update(tool_call_id);
     let tag: String = base32(&call.finalize()).take(TAG_LENGTH).collect();
     let whole = format!("{parent}{separator}{tool_call_id}-{tag}");
     if whole.len() <= READABLE_LIMIT
@@ -48,7 +51,9 @@ pub fn child_id(
         return Ok(id);
     }
     let root: String = root_of(parent.as_str()).chars().take(ROOT_LIMIT).collect();
-    let digest: String = base32(&Sha256::digest(&whole)).take(DIGEST_LENGTH).collect();
+    let digest: String = base32(&Sha256::digest(&whole))
+        .take(DIGEST_LENGTH)
+        .collect();
     SessionId::parse(&format!("{root}-remote-{digest}"))
 }
 
@@ -73,10 +78,15 @@ fn root_of(id: &str) -> &str {
     let derived = |rest: &str| {
         rest.rsplit_once('-').is_some_and(|(_, tail)| {
             matches!(tail.len(), TAG_LENGTH | DIGEST_LENGTH)
-                && tail.bytes().all(|b| b.is_ascii_lowercase() || (b'2'..=b'7').contains(&b))
+                && tail
+                    .bytes()
+                    .all(|b| b.is_ascii_lowercase() || (b'2'..=b'7').contains(&b))
         })
     };
-    let cut = ["-remote-", "-sub-"].iter().filter_map(|separator| id.find(separator)).min();
+    let cut = ["-remote-", "-sub-"]
+        .iter()
+        .filter_map(|separator| id.find(separator))
+        .min();
     match cut.and_then(|at| id.split_at_checked(at)) {
         Some((root, rest)) if !root.is_empty() && derived(rest) => root,
         _ => id,

@@ -115,12 +115,20 @@ impl CallFailure {
                 | Code::ProducerDead
                 | Code::ChildSessionTaken,
             ) => "framework",
-            Some(Code::RunInterrupted | Code::RunAborted | Code::RunTimeout | Code::RunAttemptsExhausted) => "run",
+            Some(
+                Code::RunInterrupted
+                | Code::RunAborted
+                | Code::RunTimeout
+                | Code::RunAttemptsExhausted,
+            ) => "run",
             Some(Code::ProviderError | Code::ProviderRateLimited) => "provider",
             Some(Code::OutputValidationFailed | Code::ValidationError) => "validation",
-            Some(Code::TransportError | Code::Overloaded | Code::RateLimited | Code::VersionUnsupported) => {
-                "transport"
-            }
+            Some(
+                Code::TransportError
+                | Code::Overloaded
+                | Code::RateLimited
+                | Code::VersionUnsupported,
+            ) => "transport",
             _ => "tool",
         }
     }
@@ -142,12 +150,20 @@ impl CallFailure {
     /// The failure as a tool's outcome.
     #[must_use]
     pub fn to_outcome(&self) -> ToolOutcome {
-        ToolOutcome { success: false, result: self.to_result(), error: Some(self.error.clone()) }
+        ToolOutcome {
+            success: false,
+            result: self.to_result(),
+            error: Some(self.error.clone()),
+        }
     }
 }
 
 impl From<&CallFailure> for Failure {
     fn from(failure: &CallFailure) -> Self {
-        Self { code: failure.code.clone(), error: failure.error.clone(), detail: failure.detail.clone() }
+        Self {
+            code: failure.code.clone(),
+            error: failure.error.clone(),
+            detail: failure.detail.clone(),
+        }
     }
 }

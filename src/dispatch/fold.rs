@@ -92,7 +92,10 @@ pub fn message_for(input: &Value) -> String {
 }
 
 /// Holds a completed child's output to the declared shape.
-pub(super) fn checked_output(output: Option<Value>, shape: Option<&Shape>) -> Result<Value, CallFailure> {
+pub(super) fn checked_output(
+    output: Option<Value>,
+    shape: Option<&Shape>,
+) -> Result<Value, CallFailure> {
     let output = output.unwrap_or(Value::Null);
     match shape.map(|shape| shape.check(&output)) {
         None | Some(Ok(())) => Ok(output),
@@ -113,8 +116,13 @@ pub(super) fn bounded_state(state: Value, limit: usize) -> Result<Value, String>
     let mut count = Count(0);
     match serde_json::to_writer(&mut count, &state) {
         Ok(()) if count.0 <= limit => Ok(state),
-        Ok(()) => Err(format!("the child's state has {} bytes, the fold takes {limit}: its fold is skipped", count.0)),
-        Err(e) => Err(format!("the child's state cannot be measured ({e}): its fold is skipped")),
+        Ok(()) => Err(format!(
+            "the child's state has {} bytes, the fold takes {limit}: its fold is skipped",
+            count.0
+        )),
+        Err(e) => Err(format!(
+            "the child's state cannot be measured ({e}): its fold is skipped"
+        )),
     }
 }
 
@@ -123,7 +131,13 @@ pub(super) fn bounded_state(state: Value, limit: usize) -> Result<Value, String>
 /// # Errors
 /// The warning to log when it is malformed.
 pub(super) fn rollup(value: &Value) -> Result<UsageRollup, String> {
-    UsageRollup::deserialize(value).map_err(|e| format!("the child's rollup is malformed ({e}): its fold is skipped"))
+    let skipped =
+        |why: &str| format!("the child's rollup is malformed ({why}): its fold is skipped");
+    // A derived reader would take an array for an object without fields.
+    if !value.is_object() {
+        return Err(skipped("not an object"));
+    }
+    UsageRollup::deserialize(value).map_err(|e| skipped(&e.to_string()))
 }
 
 /// Counts what is written instead of keeping it.

@@ -37,7 +37,10 @@ impl Forwarder {
     /// A forwarder of this child's chunks.
     #[must_use]
     pub fn new(child: SessionId) -> Self {
-        Self { child, announced: BTreeSet::new() }
+        Self {
+            child,
+            announced: BTreeSet::new(),
+        }
     }
 
     /// The child whose chunks are stamped.
@@ -66,11 +69,14 @@ impl Forwarder {
         let inbound = chunk.0.contains_key("origin").then(|| chunk.origin());
         let mut fields = chunk.0;
         if first_hop {
-            fields.insert("origin".into(), encode(&Origin {
-                session_id: self.child.to_string(),
-                stream_id: stream.to_string(),
-                sequence,
-            })?);
+            fields.insert(
+                "origin".into(),
+                encode(&Origin {
+                    session_id: self.child.to_string(),
+                    stream_id: stream.to_string(),
+                    sequence,
+                })?,
+            );
         } else if let Some(origin) = inbound {
             let session = origin.map(|origin| origin.session_id);
             let known = match &session {
@@ -79,15 +85,22 @@ impl Forwarder {
             };
             if !known {
                 fields.shift_remove("origin");
-                removed_origin = Some(session.map_or("(malformed)".into(), |id| id.chars().take(256).collect()));
+                removed_origin =
+                    Some(session.map_or("(malformed)".into(), |id| id.chars().take(256).collect()));
             }
         }
-        fields.insert("remoteSource".into(), encode(&RemoteSource {
-            child_session_id: self.child.to_string(),
-            child_sequence: sequence,
-            stream_id: stream.to_string(),
-        })?);
-        Ok(Forwarded { json: Value::Object(fields).to_string(), removed_origin })
+        fields.insert(
+            "remoteSource".into(),
+            encode(&RemoteSource {
+                child_session_id: self.child.to_string(),
+                child_sequence: sequence,
+                stream_id: stream.to_string(),
+            })?,
+        );
+        Ok(Forwarded {
+            json: Value::Object(fields).to_string(),
+            removed_origin,
+        })
     }
 
     fn remember(&mut self, chunk: &RawChunk) {

@@ -159,7 +159,9 @@ impl Dispatch {
         match (std::mem::replace(&mut self.phase, Phase::Settled), event) {
             (Phase::Starting, Event::Started(answer)) => self.on_started(answer),
             (Phase::Attaching, Event::Attached) => self.go(Phase::Streaming, Effect::Next),
-            (Phase::Attaching | Phase::Streaming, Event::Dropped(error)) => self.on_dropped(&error, now),
+            (Phase::Attaching | Phase::Streaming, Event::Dropped(error)) => {
+                self.on_dropped(&error, now)
+            }
             (Phase::Streaming, Event::Frames(frames)) => self.on_frames(frames, now),
             (Phase::Pausing(Then::Attach), Event::Slept) => self.attach(),
             (Phase::Pausing(Then::Status), Event::Slept) => self.read_status(),
@@ -167,7 +169,9 @@ impl Dispatch {
             (Phase::Resuming, Event::Resumed(answer)) => self.on_resumed(answer),
             (Phase::Snapshot(draft), Event::Snapshot(answer)) => self.on_snapshot(*draft, answer),
             (Phase::Usage(draft), Event::Usage(answer)) => self.on_usage(*draft, answer),
-            (Phase::Interrupting(draft), Event::Interrupted(answer)) => self.on_interrupted(*draft, answer),
+            (Phase::Interrupting(draft), Event::Interrupted(answer)) => {
+                self.on_interrupted(*draft, answer)
+            }
             (phase, _) => self.phase = phase,
         }
     }
@@ -195,20 +199,31 @@ impl Dispatch {
     /// The call's time is over: the child is interrupted, and the call settles `run_timeout`.
     pub fn handle_deadline(&mut self) -> Abandon {
         if self.stopping {
-            return self.cut(CallFailure::new(Code::RunInterrupted, "The call was interrupted."));
+            return self.cut(CallFailure::new(
+                Code::RunInterrupted,
+                "The call was interrupted.",
+            ));
         }
-        self.cut(CallFailure::new(Code::RunTimeout, "The sub-agent did not finish in time.").with_cause("deadline"))
+        self.cut(
+            CallFailure::new(Code::RunTimeout, "The sub-agent did not finish in time.")
+                .with_cause("deadline"),
+        )
     }
 
     /// Ends a call whose child may be at work.
     fn cut(&mut self, failure: CallFailure) -> Abandon {
         match self.phase {
-            Phase::Interrupting(_) | Phase::Snapshot(_) | Phase::Usage(_) | Phase::Settled => Abandon::No,
+            Phase::Interrupting(_) | Phase::Snapshot(_) | Phase::Usage(_) | Phase::Settled => {
+                Abandon::No
+            }
             _ => {
                 // What is queued and not yet done belongs to the effect that is dropped now, except
                 // for chunks: those have been taken from the stream and are written all the same.
                 self.effects.retain(|effect| {
-                    matches!(effect, Effect::Identify { .. } | Effect::Forward { .. } | Effect::Note(_))
+                    matches!(
+                        effect,
+                        Effect::Identify { .. } | Effect::Forward { .. } | Effect::Note(_)
+                    )
                 });
                 self.interrupt(Draft::failed(failure));
                 Abandon::Yes
@@ -228,7 +243,11 @@ impl Dispatch {
     pub(super) fn attach(&mut self) {
         match self.stream.clone() {
             Some(stream) => {
-                let from = if self.rewind { Position::None } else { Position::At(self.cursor) };
+                let from = if self.rewind {
+                    Position::None
+                } else {
+                    Position::At(self.cursor)
+                };
                 self.go(Phase::Attaching, Effect::Attach { from, stream });
             }
             None => self.read_status(),
@@ -245,7 +264,10 @@ impl Dispatch {
             Err(failure) => Code::from_wire(&failure.code).unwrap_or(Code::RunInterrupted),
             Ok(_) => Code::RunInterrupted,
         };
-        self.go(Phase::Interrupting(Box::new(draft)), Effect::Interrupt { reason });
+        self.go(
+            Phase::Interrupting(Box::new(draft)),
+            Effect::Interrupt { reason },
+        );
     }
 
     /// Waits before the next attempt. Attempts in a row wait 1, 16, 32, 32… bases: with the default
@@ -303,7 +325,9 @@ impl Dispatch {
 
     fn on_dropped(&mut self, error: &TransportError, now: Timestamp) {
         match error {
-            TransportError::ProjectedMount | TransportError::VersionUnsupported { .. } => self.refuse(error),
+            TransportError::ProjectedMount | TransportError::VersionUnsupported { .. } => {
+                self.refuse(error)
+            }
             _ if !may_pass(error) => self.read_status(),
             _ => self.reattach(retry_after(error), now),
         }
@@ -345,8 +369,12 @@ impl Dispatch {
         }
         match last {
             None => self.go(Phase::Streaming, Effect::Next),
-            Some(Frame::End(end)) if end.status == SessionStatus::Completed => self.on_completed(end),
-            Some(Frame::Error(error)) if error.code == Code::Truncated.as_str() => self.on_truncated(&error, now),
+            Some(Frame::End(end)) if end.status == SessionStatus::Completed => {
+                self.on_completed(end)
+            }
+            Some(Frame::Error(error)) if error.code == Code::Truncated.as_str() => {
+                self.on_truncated(&error, now)
+            }
             Some(Frame::Error(error)) if error.recoverable => self.reattach(None, now),
             Some(Frame::Error(error)) => {
                 self.failure = Some(error);
@@ -358,12 +386,18 @@ impl Dispatch {
 
     fn forward(&mut self, chunks: Vec<(Sequence, RawChunk)>) {
         if let Some(stream) = self.stream.clone() {
-            self.effects.push_back(Effect::Forward { stream, through: self.cursor, chunks });
+            self.effects.push_back(Effect::Forward {
+                stream,
+                through: self.cursor,
+                chunks,
+            });
         }
     }
 
     fn on_completed(&mut self, end: EndFrame) {
-        let state = end.state.map_or(Fold::Wanted, |state| self.fold_state(state));
+        let state = end
+            .state
+            .map_or(Fold::Wanted, |state| self.fold_state(state));
         let usage = match end.usage.as_ref().map(rollup) {
             Some(Ok(rollup)) => Fold::Have((rollup, RollupOrigin::End)),
             Some(Err(warning)) => {
@@ -373,7 +407,11 @@ impl Dispatch {
             None => Fold::Wanted,
         };
         let verdict = checked_output(end.output, self.terms.output.as_ref());
-        self.conclude(Draft { verdict, state, usage });
+        self.conclude(Draft {
+            verdict,
+            state,
+            usage,
+        });
     }
 
     pub(super) fn fold_state(&mut self, state: Value) -> Fold<Value> {
@@ -389,13 +427,22 @@ impl Dispatch {
     /// The child's log no longer holds what follows the cursor. The call goes on just before what
     /// it does hold, and says so on the stream in the child's name; the child is left alone.
     fn on_truncated(&mut self, error: &ErrorFrame, now: Timestamp) {
-        let Some(left) = self.stream_retries.checked_sub(1) else { return self.read_status() };
+        let Some(left) = self.stream_retries.checked_sub(1) else {
+            return self.read_status();
+        };
         self.stream_retries = left;
-        let told = error.stream_id.as_deref().and_then(|id| StreamId::parse(id).ok());
+        let told = error
+            .stream_id
+            .as_deref()
+            .and_then(|id| StreamId::parse(id).ok());
         let another_life = told.is_some() && told != self.stream;
         // The floor is the oldest chunk that is kept, and a position is exclusive.
         let before_floor = error.floor.map(|floor| floor.saturating_sub(1));
-        let target = if another_life { Some(before_floor.unwrap_or(0)) } else { before_floor };
+        let target = if another_life {
+            Some(before_floor.unwrap_or(0))
+        } else {
+            before_floor
+        };
         match target {
             Some(target) if another_life || target > self.cursor => {
                 self.stream = told.or_else(|| self.stream.take());
@@ -432,9 +479,12 @@ impl Dispatch {
 pub(super) fn attach_instead(error: &TransportError) -> Option<Option<StreamId>> {
     match error {
         TransportError::Refused { envelope, .. } => match envelope.known_code() {
-            Some(Code::AlreadyRunning | Code::AlreadyCompleted) => {
-                Some(envelope.stream_id.as_deref().and_then(|id| StreamId::parse(id).ok()))
-            }
+            Some(Code::AlreadyRunning | Code::AlreadyCompleted) => Some(
+                envelope
+                    .stream_id
+                    .as_deref()
+                    .and_then(|id| StreamId::parse(id).ok()),
+            ),
             _ => None,
         },
         _ => None,
@@ -454,7 +504,9 @@ fn never_begun(error: &TransportError) -> bool {
 pub(super) fn may_pass(error: &TransportError) -> bool {
     match error {
         TransportError::Refused { status, .. } => *status == 429 || *status >= 500,
-        TransportError::Unreachable(_) | TransportError::Malformed(_) | TransportError::Timeout(_) => true,
+        TransportError::Unreachable(_)
+        | TransportError::Malformed(_)
+        | TransportError::Timeout(_) => true,
         TransportError::ProjectedMount | TransportError::VersionUnsupported { .. } => false,
     }
 }

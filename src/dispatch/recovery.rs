@@ -47,30 +47,50 @@ impl<T> Fold<T> {
 impl Draft {
     /// A failure with nothing to fold.
     pub(super) fn failed(failure: CallFailure) -> Self {
-        Self { verdict: Err(failure), state: Fold::Skipped, usage: Fold::Skipped }
+        Self {
+            verdict: Err(failure),
+            state: Fold::Skipped,
+            usage: Fold::Skipped,
+        }
     }
 
     /// A verdict about a child that has ended: its state and usage can be read.
     fn of_ended(verdict: Result<Value, CallFailure>) -> Self {
-        Self { verdict, state: Fold::Wanted, usage: Fold::Wanted }
+        Self {
+            verdict,
+            state: Fold::Wanted,
+            usage: Fold::Wanted,
+        }
     }
 
     /// A failure of a call whose child can be reached: what it spent is counted.
     fn counted(failure: CallFailure) -> Self {
-        Self { usage: Fold::Wanted, ..Self::failed(failure) }
+        Self {
+            usage: Fold::Wanted,
+            ..Self::failed(failure)
+        }
     }
 }
 
 impl Dispatch {
-    pub(super) fn on_status(&mut self, answer: Result<StatusResponse, TransportError>, now: Timestamp) {
+    pub(super) fn on_status(
+        &mut self,
+        answer: Result<StatusResponse, TransportError>,
+        now: Timestamp,
+    ) {
         match answer {
             Ok(status) => self.judge(status, now),
-            Err(TransportError::Refused { envelope, .. }) if envelope.known_code() == Some(Code::NotFound) => {
+            Err(TransportError::Refused { envelope, .. })
+                if envelope.known_code() == Some(Code::NotFound) =>
+            {
                 self.settle(Draft::failed(CallFailure::lost("not_found")));
             }
             Err(error) if may_pass(&error) => self.on_status_unreadable(&error, now),
             Err(TransportError::Refused { envelope, .. }) => {
-                self.settle(Draft::failed(CallFailure::lost(format!("refused:{}", envelope.code))));
+                self.settle(Draft::failed(CallFailure::lost(format!(
+                    "refused:{}",
+                    envelope.code
+                ))));
             }
             Err(error) => self.refuse(&error),
         }
@@ -82,8 +102,11 @@ impl Dispatch {
         if let Some(frame) = &self.failure {
             self.attaches = self.attaches.saturating_sub(1);
             if self.attaches == 0 {
-                let failure =
-                    CallFailure::of_child(Some(&frame.code), Some(&frame.error), frame.detail.as_deref());
+                let failure = CallFailure::of_child(
+                    Some(&frame.code),
+                    Some(&frame.error),
+                    frame.detail.as_deref(),
+                );
                 return self.settle(Draft::failed(failure));
             }
         }
@@ -93,10 +116,16 @@ impl Dispatch {
 
     fn judge(&mut self, status: StatusResponse, now: Timestamp) {
         if self.stream.is_none() {
-            match status.stream_id.as_deref().and_then(|id| StreamId::parse(id).ok()) {
+            match status
+                .stream_id
+                .as_deref()
+                .and_then(|id| StreamId::parse(id).ok())
+            {
                 Some(stream) => return self.adopt(stream),
                 None if status.status == SessionStatus::Running => {
-                    let error = TransportError::Malformed("neither start nor status names the stream".into());
+                    let error = TransportError::Malformed(
+                        "neither start nor status names the stream".into(),
+                    );
                     return self.refuse(&error);
                 }
                 None => {}
@@ -130,7 +159,10 @@ impl Dispatch {
     }
 
     fn on_ended_with_output(&mut self, output: Option<Value>) {
-        self.conclude(Draft::of_ended(checked_output(output, self.terms.output.as_ref())));
+        self.conclude(Draft::of_ended(checked_output(
+            output,
+            self.terms.output.as_ref(),
+        )));
     }
 
     /// The child says "running" and nothing executes it. An attach wakes a sleeping one, so that
@@ -141,7 +173,12 @@ impl Dispatch {
             self.pause(Then::Attach, None, now);
         } else if self.terms.resume_dead_producer && self.resumes == 0 {
             self.resumes = 1;
-            self.go(Phase::Resuming, Effect::Resume { number: self.resumes });
+            self.go(
+                Phase::Resuming,
+                Effect::Resume {
+                    number: self.resumes,
+                },
+            );
         } else {
             self.interrupt(Draft::failed(producer_dead()));
         }
@@ -155,7 +192,9 @@ impl Dispatch {
                 {
                     self.refuse(&error);
                 }
-                _ => self.interrupt(Draft::failed(producer_dead().with_detail(error.to_string()))),
+                _ => self.interrupt(Draft::failed(
+                    producer_dead().with_detail(error.to_string()),
+                )),
             },
             _ => {
                 self.attaches = self.terms.policy.attach_attempts;
@@ -176,7 +215,11 @@ impl Dispatch {
         }
     }
 
-    pub(super) fn on_snapshot(&mut self, mut draft: Draft, answer: Result<SnapshotResponse, TransportError>) {
+    pub(super) fn on_snapshot(
+        &mut self,
+        mut draft: Draft,
+        answer: Result<SnapshotResponse, TransportError>,
+    ) {
         draft.state = match answer {
             Ok(snapshot) => self.fold_state(snapshot.state),
             Err(TransportError::ProjectedMount) => return self.refuse_projected(),
@@ -188,7 +231,11 @@ impl Dispatch {
         self.conclude(draft);
     }
 
-    pub(super) fn on_usage(&mut self, mut draft: Draft, answer: Result<UsageResponse, TransportError>) {
+    pub(super) fn on_usage(
+        &mut self,
+        mut draft: Draft,
+        answer: Result<UsageResponse, TransportError>,
+    ) {
         draft.usage = match answer.map(|usage| rollup(&usage.rollup)) {
             Ok(Ok(rollup)) => Fold::Have((rollup, RollupOrigin::Recovery)),
             Ok(Err(warning)) => {
@@ -206,26 +253,40 @@ impl Dispatch {
 
     /// A child that has ended needs no interrupt; what a projected mount says is not folded.
     fn refuse_projected(&mut self) {
-        self.settle(Draft::failed(CallFailure::of_transport(&TransportError::ProjectedMount)));
+        self.settle(Draft::failed(CallFailure::of_transport(
+            &TransportError::ProjectedMount,
+        )));
     }
 
-    pub(super) fn on_interrupted(&mut self, mut draft: Draft, answer: Result<StopResponse, TransportError>) {
+    pub(super) fn on_interrupted(
+        &mut self,
+        mut draft: Draft,
+        answer: Result<StopResponse, TransportError>,
+    ) {
         match answer {
             Ok(_) => draft.usage = Fold::Wanted,
             Err(error) if attach_instead(&error).is_some() => draft.usage = Fold::Wanted,
-            Err(TransportError::Refused { envelope, .. }) if envelope.known_code() == Some(Code::NotFound) => {}
+            Err(TransportError::Refused { envelope, .. })
+                if envelope.known_code() == Some(Code::NotFound) => {}
             Err(error) => self.note(format!("the child could not be told to stop: {error}")),
         }
         self.conclude(draft);
     }
 
     pub(super) fn settle(&mut self, draft: Draft) {
-        let outcome = CallOutcome::new(draft.verdict, draft.state.into_option(), draft.usage.into_option());
+        let outcome = CallOutcome::new(
+            draft.verdict,
+            draft.state.into_option(),
+            draft.usage.into_option(),
+        );
         self.go(Phase::Settled, Effect::Settle(Box::new(outcome)));
     }
 }
 
 fn producer_dead() -> CallFailure {
-    CallFailure::new(Code::ProducerDead, "The sub-agent is marked as running, but nothing executes it.")
-        .with_cause("no_runner")
+    CallFailure::new(
+        Code::ProducerDead,
+        "The sub-agent is marked as running, but nothing executes it.",
+    )
+    .with_cause("no_runner")
 }

@@ -25,12 +25,21 @@ pub(super) fn frames(body: Body, runtime: Rc<dyn Runtime>, silence: Duration) ->
         Body::Full(bytes) => Box::pin(stream::iter([Ok(bytes)])),
         Body::Stream(parts) => parts,
     };
-    let reader = Reader { body, decoder: Decoder::with_limit(EVENT_LIMIT), runtime, silence };
+    let reader = Reader {
+        body,
+        decoder: Decoder::with_limit(EVENT_LIMIT),
+        runtime,
+        silence,
+    };
     let next = |reader: Option<Reader>| async move {
         let mut reader = reader?;
         match reader.next().await {
             Ok(frame) => {
-                let rest = if frame.is_terminal() { None } else { Some(reader) };
+                let rest = if frame.is_terminal() {
+                    None
+                } else {
+                    Some(reader)
+                };
                 Some((Ok(frame), rest))
             }
             Err(error) => Some((Err(error), None)),
@@ -59,21 +68,34 @@ impl Reader {
             match part {
                 Some(Ok(bytes)) => self.decoder.push(&bytes),
                 Some(Err(error)) => return Err(TransportError::Unreachable(error.to_string())),
-                None => return Err(TransportError::Unreachable("the stream ended without a terminal frame".into())),
+                None => {
+                    return Err(TransportError::Unreachable(
+                        "the stream ended without a terminal frame".into(),
+                    ));
+                }
             }
         }
     }
 
     fn decoded(&mut self) -> Result<Option<Frame>, TransportError> {
-        while let Some(found) = self.decoder.poll().map_err(|e| TransportError::Malformed(e.to_string()))? {
+        while let Some(found) = self
+            .decoder
+            .poll()
+            .map_err(|e| TransportError::Malformed(e.to_string()))?
+        {
             match found {
                 Decoded::Frame(Frame::Error(error)) if error.recoverable => {
-                    return Err(TransportError::Unreachable(format!("the producer dropped the stream: {}", error.code)));
+                    return Err(TransportError::Unreachable(format!(
+                        "the producer dropped the stream: {}",
+                        error.code
+                    )));
                 }
                 Decoded::Frame(frame) => return Ok(Some(frame)),
                 // The peer took chunks back. What was forwarded stays; reading on from the cursor
                 // is all that a forwarder can do.
-                Decoded::Rewound => return Err(TransportError::Unreachable("the stream was rewound".into())),
+                Decoded::Rewound => {
+                    return Err(TransportError::Unreachable("the stream was rewound".into()));
+                }
                 Decoded::Comment | Decoded::Skipped => {}
             }
         }

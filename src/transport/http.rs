@@ -24,8 +24,8 @@ use crate::http::{Body, Request, Response};
 use crate::platform::Runtime;
 use crate::protocol::ids::{AgentType, Position, SessionId, StreamId};
 use crate::protocol::message::{
-    ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse, StopRequest,
-    StopResponse, UsageResponse,
+    ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse,
+    StopRequest, StopResponse, UsageResponse,
 };
 use crate::protocol::route::{Action, agent_path};
 use crate::protocol::sse;
@@ -37,8 +37,8 @@ const ANSWER_LIMIT: usize = 8 * 1024 * 1024;
 /// The largest error envelope, in bytes.
 const ENVELOPE_LIMIT: usize = 64 * 1024;
 
-/// The longest `Retry-After` that is honoured.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
+/// The longest wait between two tries, a `Retry-After` included.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// Makes headers for one request; asked anew for each try, so that a short-lived token is fresh.
 /// The error's text reaches logs: it must not hold a credential.
@@ -104,9 +104,11 @@ impl HttpTransport {
     #[must_use]
     pub fn with_trace(mut self, traceparent: HeaderValue, tracestate: Option<HeaderValue>) -> Self {
         self.trace = HeaderMap::new();
-        self.trace.insert(HeaderName::from_static("traceparent"), traceparent);
+        self.trace
+            .insert(HeaderName::from_static("traceparent"), traceparent);
         if let Some(tracestate) = tracestate {
-            self.trace.insert(HeaderName::from_static("tracestate"), tracestate);
+            self.trace
+                .insert(HeaderName::from_static("tracestate"), tracestate);
         }
         self
     }
@@ -139,7 +141,11 @@ impl HttpTransport {
         wire: Wire,
         check: impl Fn(&T) -> Result<(), String>,
     ) -> Result<T, TransportError> {
-        let deadline = if wire.action.is_post() { self.policy.post_timeout } else { self.policy.read_timeout };
+        let deadline = if wire.action.is_post() {
+            self.policy.post_timeout
+        } else {
+            self.policy.read_timeout
+        };
         let mut tries = 0;
         loop {
             let attempt = async {
@@ -155,7 +161,9 @@ impl HttpTransport {
             if tries >= self.policy.post_retries || !wire.is_retried(&failed.error) {
                 return Err(failed.error);
             }
-            self.runtime.sleep(self.backoff(tries, failed.retry_after)).await;
+            self.runtime
+                .sleep(self.backoff(tries, failed.retry_after))
+                .await;
             tries += 1;
         }
     }
@@ -163,18 +171,29 @@ impl HttpTransport {
     /// One request, until the answer's headers are there and say what they must.
     async fn exchange(&self, wire: &Wire, accept: &'static str) -> Result<Response, Failed> {
         let request = self.request(wire, accept).await?;
-        let response =
-            self.fetch.fetch(request).await.map_err(|e| TransportError::Unreachable(e.to_string()))?;
+        let response = self
+            .fetch
+            .fetch(request)
+            .await
+            .map_err(|e| TransportError::Unreachable(e.to_string()))?;
         check_version(response.headers())?;
-        if self.raw_only && response.headers().get(header::MOUNT).is_some_and(|mount| mount == "projected") {
+        if self.raw_only
+            && response
+                .headers()
+                .get(header::MOUNT)
+                .is_some_and(|mount| mount == "projected")
+        {
             return Err(TransportError::ProjectedMount.into());
         }
         match response.status().as_u16() {
             200 if is_type(response.headers(), accept) => Ok(response),
-            200 => Err(TransportError::Malformed(format!("the content type is not {accept}")).into()),
-            status @ 300..=399 => {
-                Err(TransportError::Malformed(format!("a redirect ({status}), which is not followed")).into())
+            200 => {
+                Err(TransportError::Malformed(format!("the content type is not {accept}")).into())
             }
+            status @ 300..=399 => Err(TransportError::Malformed(format!(
+                "a redirect ({status}), which is not followed"
+            ))
+            .into()),
             status @ 400..=599 => Err(refusal(status, response).await),
             status => Err(TransportError::Malformed(format!("status {status}")).into()),
         }
@@ -183,9 +202,9 @@ impl HttpTransport {
     async fn request(&self, wire: &Wire, accept: &'static str) -> Result<Request, TransportError> {
         let mut headers = match &self.headers {
             HeaderSource::Static(headers) => headers.clone(),
-            HeaderSource::Factory(make) => make()
-                .await
-                .map_err(|e| TransportError::Unreachable(format!("the request's headers could not be made: {e}")))?,
+            HeaderSource::Factory(make) => make().await.map_err(|e| {
+                TransportError::Unreachable(format!("the request's headers could not be made: {e}"))
+            })?,
         };
         headers.extend(self.trace.clone());
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
@@ -194,11 +213,16 @@ impl HttpTransport {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         }
         if let Some(key) = &wire.key {
-            let value = HeaderValue::from_str(key)
-                .map_err(|_| TransportError::Malformed("the idempotency key is not a header value".into()))?;
+            let value = HeaderValue::from_str(key).map_err(|_| {
+                TransportError::Malformed("the idempotency key is not a header value".into())
+            })?;
             headers.insert(header::IDEMPOTENCY_KEY, value);
         }
-        let query: Vec<_> = wire.query.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let query: Vec<_> = wire
+            .query
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
         let path = agent_path(&self.base_path, &self.agent_type, wire.action, &query);
         let mut request = Request::new(wire.body.clone().unwrap_or_default());
         *request.method_mut() = wire.action.method();
@@ -223,17 +247,29 @@ impl HttpTransport {
     /// The wait before the next try: the doubled base, of which half is chance, and no less than
     /// what the peer asked for.
     fn backoff(&self, tries: u32, retry_after: Option<u32>) -> Duration {
-        let full = self.policy.retry_base.saturating_mul(1_u32.checked_shl(tries).unwrap_or(u32::MAX));
+        let doubled = 1_u32.checked_shl(tries).unwrap_or(u32::MAX);
+        let full = self
+            .policy
+            .retry_base
+            .saturating_mul(doubled)
+            .min(LONGEST_WAIT);
         let [chance, ..] = self.runtime.entropy();
         let wait = full / 2 + full / 2 * u32::from(chance) / 255;
-        let asked = Duration::from_secs(retry_after.unwrap_or(0).into()).min(LONGEST_RETRY_AFTER);
+        let asked = Duration::from_secs(retry_after.unwrap_or(0).into()).min(LONGEST_WAIT);
         wait.max(asked)
     }
 
-    async fn stop(&self, action: Action, request: StopRequest) -> Result<StopResponse, TransportError> {
+    async fn stop(
+        &self,
+        action: Action,
+        request: StopRequest,
+    ) -> Result<StopResponse, TransportError> {
         let session = request.session_id.clone();
         let wire = Wire::post(action, &request, None)?;
-        self.call(wire, move |answer: &StopResponse| same(&session, &answer.session_id)).await
+        self.call(wire, move |answer: &StopResponse| {
+            same(&session, &answer.session_id)
+        })
+        .await
     }
 
     async fn begin(
@@ -254,11 +290,17 @@ impl HttpTransport {
 
 impl Transport for HttpTransport {
     fn start(&self, request: StartRequest, key: String) -> Call<'_, StartResponse> {
-        Box::pin(async move { self.begin(Action::Start, request.session_id.clone(), &request, key).await })
+        Box::pin(async move {
+            self.begin(Action::Start, request.session_id.clone(), &request, key)
+                .await
+        })
     }
 
     fn resume(&self, request: ResumeRequest, key: String) -> Call<'_, StartResponse> {
-        Box::pin(async move { self.begin(Action::Resume, request.session_id.clone(), &request, key).await })
+        Box::pin(async move {
+            self.begin(Action::Resume, request.session_id.clone(), &request, key)
+                .await
+        })
     }
 
     fn interrupt(&self, request: StopRequest) -> Call<'_, StopResponse> {
@@ -272,7 +314,9 @@ impl Transport for HttpTransport {
     fn status(&self, session: &SessionId) -> Call<'_, StatusResponse> {
         let session = session.clone();
         let wire = Wire::read(Action::Status, &session);
-        Box::pin(self.call(wire, move |answer: &StatusResponse| same(&session, &answer.session_id)))
+        Box::pin(self.call(wire, move |answer: &StatusResponse| {
+            same(&session, &answer.session_id)
+        }))
     }
 
     fn snapshot(&self, session: &SessionId) -> Call<'_, SnapshotResponse> {
@@ -289,10 +333,17 @@ impl Transport for HttpTransport {
     fn usage(&self, session: &SessionId) -> Call<'_, UsageResponse> {
         let session = session.clone();
         let wire = Wire::read(Action::Usage, &session);
-        Box::pin(self.call(wire, move |answer: &UsageResponse| same(&session, &answer.session_id)))
+        Box::pin(self.call(wire, move |answer: &UsageResponse| {
+            same(&session, &answer.session_id)
+        }))
     }
 
-    fn stream(&self, session: &SessionId, from: Position, stream: Option<&StreamId>) -> Call<'_, FrameStream> {
+    fn stream(
+        &self,
+        session: &SessionId,
+        from: Position,
+        stream: Option<&StreamId>,
+    ) -> Call<'_, FrameStream> {
         let mut wire = Wire::read(Action::Sse, session);
         if let Position::At(sequence) = from {
             wire.query.push(("fromSequence", sequence.to_string()));
@@ -302,8 +353,15 @@ impl Transport for HttpTransport {
         }
         Box::pin(async move {
             let attach = self.exchange(&wire, sse::CONTENT_TYPE);
-            let response = self.within(self.policy.read_timeout, attach).await.map_err(|failed| failed.error)?;
-            Ok(frames(response.into_body(), self.runtime.clone(), self.policy.silence))
+            let response = self
+                .within(self.policy.read_timeout, attach)
+                .await
+                .map_err(|failed| failed.error)?;
+            Ok(frames(
+                response.into_body(),
+                self.runtime.clone(),
+                self.policy.silence,
+            ))
         })
     }
 }
@@ -318,13 +376,27 @@ struct Wire {
 
 impl Wire {
     fn read(action: Action, session: &SessionId) -> Self {
-        Self { action, query: vec![("sessionId", session.to_string())], body: None, key: None }
+        Self {
+            action,
+            query: vec![("sessionId", session.to_string())],
+            body: None,
+            key: None,
+        }
     }
 
-    fn post(action: Action, body: &impl serde::Serialize, key: Option<String>) -> Result<Self, TransportError> {
+    fn post(
+        action: Action,
+        body: &impl serde::Serialize,
+        key: Option<String>,
+    ) -> Result<Self, TransportError> {
         let body = serde_json::to_vec(body)
             .map_err(|e| TransportError::Malformed(format!("the request is not JSON: {e}")))?;
-        Ok(Self { action, query: Vec::new(), body: Some(body.into()), key })
+        Ok(Self {
+            action,
+            query: Vec::new(),
+            body: Some(body.into()),
+            key,
+        })
     }
 
     /// Section 7, "Retried". A 500 with an envelope may have taken effect: it is tried again only
@@ -361,21 +433,41 @@ impl From<TransportError> for Failed {
 }
 
 fn same(asked: &SessionId, answered: &str) -> Result<(), String> {
-    if asked.as_str() == answered { Ok(()) } else { Err("the answer is about another session".into()) }
+    if asked.as_str() == answered {
+        Ok(())
+    } else {
+        Err("the answer is about another session".into())
+    }
 }
 
 fn check_version(headers: &HeaderMap) -> Result<(), TransportError> {
-    let Some(value) = headers.get(header::VERSION) else { return Ok(()) };
-    match value.to_str().ok().and_then(|text| text.trim().parse::<u32>().ok()) {
+    let Some(value) = headers.get(header::VERSION) else {
+        return Ok(());
+    };
+    match value
+        .to_str()
+        .ok()
+        .and_then(|text| text.trim().parse::<u32>().ok())
+    {
         Some(theirs) if theirs > VERSION => Err(TransportError::VersionUnsupported { theirs }),
         Some(_) => Ok(()),
-        None => Err(TransportError::Malformed("the version header is not a number".into())),
+        None => Err(TransportError::Malformed(
+            "the version header is not a number".into(),
+        )),
     }
 }
 
 fn is_type(headers: &HeaderMap, wanted: &str) -> bool {
-    let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    value.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted)
+    let value = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    value
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .eq_ignore_ascii_case(wanted)
 }
 
 async fn read_json<T: DeserializeOwned>(response: Response) -> Result<T, Failed> {
@@ -386,7 +478,8 @@ async fn read_json<T: DeserializeOwned>(response: Response) -> Result<T, Failed>
 /// Reads a body. One that breaks off is a failure of the network; one that is too large is not what
 /// the contract says, and is dropped unread.
 async fn read_body(body: Body, limit: usize) -> Result<Bytes, TransportError> {
-    let too_large = || TransportError::Malformed(format!("the answer is larger than {limit} bytes"));
+    let too_large =
+        || TransportError::Malformed(format!("the answer is larger than {limit} bytes"));
     let mut parts = match body {
         Body::Full(bytes) if bytes.len() <= limit => return Ok(bytes),
         Body::Full(_) => return Err(too_large()),
@@ -428,8 +521,14 @@ async fn refusal(status: u16, response: Response) -> Failed {
         });
     }
     let error = match envelope {
-        Some(envelope) => TransportError::Refused { status, envelope: Box::new(envelope), retry_after },
-        None if status >= 500 => TransportError::Unreachable(format!("status {status} without an envelope")),
+        Some(envelope) => TransportError::Refused {
+            status,
+            envelope: Box::new(envelope),
+            retry_after,
+        },
+        None if status >= 500 => {
+            TransportError::Unreachable(format!("status {status} without an envelope"))
+        }
         None => TransportError::Malformed(format!("status {status} without an envelope")),
     };
     Failed { error, retry_after }

@@ -22,8 +22,8 @@ use crate::http::{Request, Response};
 use crate::protocol::frame::Frame;
 use crate::protocol::ids::{Position, SessionId, StreamId};
 use crate::protocol::message::{
-    ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse, StopRequest,
-    StopResponse, UsageResponse,
+    ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse,
+    StopRequest, StopResponse, UsageResponse,
 };
 
 /// One HTTP exchange: a service binding, an object stub, global fetch, a native client.
@@ -63,7 +63,10 @@ pub enum TransportError {
     #[error("no answer within {0:?}")]
     Timeout(Duration),
     /// The answer is of a later major version of the contract.
-    #[error("the answer has version {theirs} of the protocol; this side knows {}", crate::protocol::VERSION)]
+    #[error(
+        "the answer has version {theirs} of the protocol; this side knows {}",
+        crate::protocol::VERSION
+    )]
     VersionUnsupported {
         /// The answer's version.
         theirs: u32,
@@ -96,7 +99,12 @@ pub trait Transport {
     /// Reads the usage.
     fn usage(&self, session: &SessionId) -> Call<'_, UsageResponse>;
     /// Attaches to the stream above `from`. `stream` guards against another life of the id.
-    fn stream(&self, session: &SessionId, from: Position, stream: Option<&StreamId>) -> Call<'_, FrameStream>;
+    fn stream(
+        &self,
+        session: &SessionId,
+        from: Position,
+        stream: Option<&StreamId>,
+    ) -> Call<'_, FrameStream>;
 }
 
 /// Deadlines and retries of a dispatch; the contract's defaults (section 7).

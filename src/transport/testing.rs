@@ -20,7 +20,10 @@ pub(crate) struct TestRuntime {
 
 impl TestRuntime {
     pub(crate) fn new() -> Self {
-        Self { begun: Instant::now(), lines: RefCell::default() }
+        Self {
+            begun: Instant::now(),
+            lines: RefCell::default(),
+        }
     }
 
     /// Milliseconds of virtual time since the test began.

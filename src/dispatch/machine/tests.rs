@@ -1,12 +1,22 @@
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic
+)]
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+mod recovery;
+mod stopping;
+
 use super::*;
 use crate::dispatch::CallOutcome;
-use crate::protocol::message::{ErrorEnvelope, SnapshotResponse, StatusResponse, StopResponse, UsageResponse};
+use crate::protocol::message::{
+    ErrorEnvelope, SnapshotResponse, StatusResponse, StopResponse, UsageResponse,
+};
 use crate::store::SubStatus;
 
 /// A machine under test: events in, effects out, and a clock that only sleeps move.
@@ -34,12 +44,23 @@ fn st(id: &str) -> StreamId {
 
 impl Bench {
     fn with(terms: Terms) -> Self {
-        Self { dispatch: Dispatch::new(terms, false, None), now: 1000, waits: Vec::new() }
+        Self {
+            dispatch: Dispatch::new(terms, false, None),
+            now: 1000,
+            waits: Vec::new(),
+        }
     }
 
     fn restarted(known: bool, remote: Option<(&str, Sequence)>) -> Self {
-        let remote = remote.map(|(stream, last_sequence)| SubRemote { stream_id: st(stream), last_sequence });
-        Self { dispatch: Dispatch::new(terms(), known, remote), now: 1000, waits: Vec::new() }
+        let remote = remote.map(|(stream, last_sequence)| SubRemote {
+            stream_id: st(stream),
+            last_sequence,
+        });
+        Self {
+            dispatch: Dispatch::new(terms(), known, remote),
+            now: 1000,
+            waits: Vec::new(),
+        }
     }
 
     /// A fresh call, attached to stream `st_1` from the beginning.
@@ -50,7 +71,10 @@ impl Bench {
     fn streaming_with(terms: Terms) -> Self {
         let mut bench = Self::with(terms);
         assert_eq!(bench.effects(), [Effect::Start]);
-        assert_eq!(bench.tell(started("st_1")), [Effect::Identify { stream: st("st_1") }, attach("st_1", 0)]);
+        assert_eq!(
+            bench.tell(started("st_1")),
+            [Effect::Identify { stream: st("st_1") }, attach("st_1", 0)]
+        );
         assert_eq!(bench.tell(Event::Attached), [Effect::Next]);
         bench
     }
@@ -74,7 +98,9 @@ impl Bench {
 
     /// Expects a wait among the effects and lets it pass.
     fn sleep(&mut self, effects: &[Effect]) -> Vec<Effect> {
-        let Some(Effect::Sleep { until }) = effects.last() else { panic!("no wait in {effects:?}") };
+        let Some(Effect::Sleep { until }) = effects.last() else {
+            panic!("no wait in {effects:?}")
+        };
         self.waits.push(until - self.now);
         self.now = *until;
         self.tell(Event::Slept)
@@ -116,7 +142,11 @@ fn refused_with(status: u16, code: &str, stream_id: Option<&str>) -> TransportEr
 }
 
 fn start_answer(stream: &str) -> StartResponse {
-    StartResponse { session_id: "c".into(), stream_id: stream.into(), run_id: None }
+    StartResponse {
+        session_id: "c".into(),
+        stream_id: stream.into(),
+        run_id: None,
+    }
 }
 
 fn started(stream: &str) -> Event {
@@ -124,7 +154,10 @@ fn started(stream: &str) -> Event {
 }
 
 fn attach(stream: &str, from: Sequence) -> Effect {
-    Effect::Attach { from: Position::At(from), stream: st(stream) }
+    Effect::Attach {
+        from: Position::At(from),
+        stream: st(stream),
+    }
 }
 
 fn text(sequence: Sequence) -> (Sequence, RawChunk) {
@@ -146,7 +179,13 @@ fn forward(stream: &str, sequences: &[Sequence]) -> Effect {
 }
 
 fn end(status: SessionStatus) -> EndFrame {
-    EndFrame { run_id: None, status, output: None, state: None, usage: None }
+    EndFrame {
+        run_id: None,
+        status,
+        output: None,
+        state: None,
+        usage: None,
+    }
 }
 
 fn completed() -> EndFrame {
@@ -171,7 +210,11 @@ fn error(code: &str, recoverable: bool) -> ErrorFrame {
 }
 
 fn truncated(floor: Option<Sequence>, stream: &str) -> Frame {
-    Frame::Error(ErrorFrame { floor, stream_id: Some(stream.into()), ..error("TRUNCATED", false) })
+    Frame::Error(ErrorFrame {
+        floor,
+        stream_id: Some(stream.into()),
+        ..error("TRUNCATED", false)
+    })
 }
 
 fn status(status: SessionStatus, is_executing: bool) -> StatusResponse {
@@ -206,11 +249,18 @@ fn snapshot(state: Value) -> Event {
 }
 
 fn usage(steps: u64) -> Event {
-    Event::Usage(Ok(UsageResponse { session_id: "c".into(), rollup: json!({"sessionId": "c", "steps": steps}) }))
+    Event::Usage(Ok(UsageResponse {
+        session_id: "c".into(),
+        rollup: json!({"sessionId": "c", "steps": steps}),
+    }))
 }
 
 fn interrupted() -> Event {
-    let answer = StopResponse { session_id: "c".into(), status: SessionStatus::Interrupted, accepted: true };
+    let answer = StopResponse {
+        session_id: "c".into(),
+        status: SessionStatus::Interrupted,
+        accepted: true,
+    };
     Event::Interrupted(Ok(answer))
 }
 
@@ -228,14 +278,22 @@ fn settled(effects: &[Effect]) -> CallOutcome {
 
 fn failure(effects: &[Effect]) -> (String, Option<String>) {
     let outcome = settled(effects);
-    assert_eq!((outcome.success, outcome.status), (false, SubStatus::Failed));
+    assert_eq!(
+        (outcome.success, outcome.status),
+        (false, SubStatus::Failed)
+    );
     let failure = outcome.error.unwrap();
-    assert_eq!(outcome.result["metadata"]["helixErrorDetail"]["code"], json!(failure.code));
+    assert_eq!(
+        outcome.result["metadata"]["helixErrorDetail"]["code"],
+        json!(failure.code)
+    );
     (failure.code, failure.cause)
 }
 
 fn has_note(effects: &[Effect]) -> bool {
-    effects.iter().any(|effect| matches!(effect, Effect::Note(_)))
+    effects
+        .iter()
+        .any(|effect| matches!(effect, Effect::Note(_)))
 }
 
 // The straight way.
@@ -249,8 +307,14 @@ fn a_completed_end_is_folded_without_a_read() {
     assert_eq!(effects.len(), 2);
     assert_eq!(effects[0], forward("st_1", &[3]));
     let outcome = settled(&effects);
-    assert_eq!((outcome.success, outcome.status), (true, SubStatus::Completed));
-    assert_eq!((outcome.result, outcome.output), (json!({"text": "done"}), Some(json!({"text": "done"}))));
+    assert_eq!(
+        (outcome.success, outcome.status),
+        (true, SubStatus::Completed)
+    );
+    assert_eq!(
+        (outcome.result, outcome.output),
+        (json!({"text": "done"}), Some(json!({"text": "done"})))
+    );
     assert_eq!(outcome.child_state, Some(json!({"phase": "done"})));
     let (rollup, origin) = outcome.usage.unwrap();
     assert_eq!((rollup.steps, origin), (3, RollupOrigin::End));
@@ -260,12 +324,19 @@ fn a_completed_end_is_folded_without_a_read() {
 #[test]
 fn what_an_end_leaves_out_is_read() {
     let mut bench = Bench::streaming();
-    let effects = bench.frames(vec![Frame::End(EndFrame { state: None, usage: None, ..completed() })]);
+    let effects = bench.frames(vec![Frame::End(EndFrame {
+        state: None,
+        usage: None,
+        ..completed()
+    })]);
     assert_eq!(effects, [Effect::ReadSnapshot]);
     assert_eq!(bench.tell(snapshot(json!({"a": 1}))), [Effect::ReadUsage]);
     let outcome = settled(&bench.tell(usage(5)));
     assert_eq!(outcome.child_state, Some(json!({"a": 1})));
-    assert_eq!(outcome.usage.map(|(rollup, origin)| (rollup.steps, origin)), Some((5, RollupOrigin::Recovery)));
+    assert_eq!(
+        outcome.usage.map(|(rollup, origin)| (rollup.steps, origin)),
+        Some((5, RollupOrigin::Recovery))
+    );
 }
 
 #[test]
@@ -275,17 +346,33 @@ fn nothing_behind_a_terminal_frame_counts() {
     assert!(settled(&effects).success);
     assert_eq!(effects.len(), 1);
     assert_eq!(bench.tell(started("st_2")), []);
-    assert_eq!((bench.dispatch.handle_stop(), bench.dispatch.handle_deadline()), (Abandon::No, Abandon::No));
+    assert_eq!(
+        (
+            bench.dispatch.handle_stop(),
+            bench.dispatch.handle_deadline()
+        ),
+        (Abandon::No, Abandon::No)
+    );
     assert_eq!(bench.effects(), []);
 }
 
 #[test]
 fn an_event_that_is_not_awaited_changes_nothing() {
     let mut bench = Bench::streaming();
-    for stray in [started("st_9"), Event::Attached, Event::Slept, usage(1), snapshot(json!({})), interrupted()] {
+    for stray in [
+        started("st_9"),
+        Event::Attached,
+        Event::Slept,
+        usage(1),
+        snapshot(json!({})),
+        interrupted(),
+    ] {
         assert_eq!(bench.tell(stray), []);
     }
-    assert_eq!(bench.frames(vec![chunk(1)]), [forward("st_1", &[1]), Effect::Next]);
+    assert_eq!(
+        bench.frames(vec![chunk(1)]),
+        [forward("st_1", &[1]), Effect::Next]
+    );
 }
 
 // Starting.
@@ -296,13 +383,22 @@ fn running_and_completed_both_mean_attach() {
         let mut bench = Bench::with(terms());
         bench.effects();
         let effects = bench.tell(Event::Started(Err(refused_with(409, code, Some("st_1")))));
-        assert_eq!(effects, [Effect::Identify { stream: st("st_1") }, attach("st_1", 0)]);
+        assert_eq!(
+            effects,
+            [Effect::Identify { stream: st("st_1") }, attach("st_1", 0)]
+        );
         // Without the stream's name the status is asked for it, and the end is read all the same.
         let mut bench = Bench::with(terms());
         bench.effects();
-        assert_eq!(bench.tell(Event::Started(Err(refused(409, code)))), [Effect::ReadStatus]);
+        assert_eq!(
+            bench.tell(Event::Started(Err(refused(409, code)))),
+            [Effect::ReadStatus]
+        );
         let effects = bench.tell(Event::Status(Ok(status(SessionStatus::Completed, false))));
-        assert_eq!(effects, [Effect::Identify { stream: st("st_1") }, attach("st_1", 0)]);
+        assert_eq!(
+            effects,
+            [Effect::Identify { stream: st("st_1") }, attach("st_1", 0)]
+        );
     }
 }
 
@@ -310,7 +406,11 @@ fn running_and_completed_both_mean_attach() {
 fn a_child_of_someone_else_is_never_attached_to() {
     let mut bench = Bench::with(terms());
     bench.effects();
-    let effects = bench.tell(Event::Started(Err(refused_with(409, "state_child_session_taken", Some("st_1")))));
+    let effects = bench.tell(Event::Started(Err(refused_with(
+        409,
+        "state_child_session_taken",
+        Some("st_1"),
+    ))));
     assert_eq!(effects.len(), 1);
     assert_eq!(failure(&effects).0, "state_child_session_taken");
 }
@@ -325,16 +425,35 @@ fn a_refused_start_fails_typed_and_leaves_no_child_at_work() {
         (refused(409, "something_new"), "something_new", false),
         (refused(500, "INTERNAL"), "INTERNAL", true),
         (unreachable(), "transport_error", true),
-        (TransportError::Timeout(Duration::from_secs(30)), "transport_error", true),
-        (TransportError::Malformed("x".into()), "transport_error", true),
-        (TransportError::VersionUnsupported { theirs: 2 }, "VERSION_UNSUPPORTED", true),
-        (TransportError::ProjectedMount, "framework_not_supported", true),
+        (
+            TransportError::Timeout(Duration::from_secs(30)),
+            "transport_error",
+            true,
+        ),
+        (
+            TransportError::Malformed("x".into()),
+            "transport_error",
+            true,
+        ),
+        (
+            TransportError::VersionUnsupported { theirs: 2 },
+            "VERSION_UNSUPPORTED",
+            true,
+        ),
+        (
+            TransportError::ProjectedMount,
+            "framework_not_supported",
+            true,
+        ),
     ] {
         let mut bench = Bench::with(terms());
         bench.effects();
         let mut effects = bench.tell(Event::Started(Err(answer.clone())));
         if may_have_begun {
-            assert!(matches!(effects[..], [Effect::Interrupt { .. }]), "{answer}");
+            assert!(
+                matches!(effects[..], [Effect::Interrupt { .. }]),
+                "{answer}"
+            );
             effects = bench.tell(Event::Interrupted(Err(unreachable())));
             assert!(has_note(&effects), "{answer}");
         }
@@ -348,7 +467,10 @@ fn case_07_a_restarted_parent_goes_on_where_it_was() {
     let mut bench = Bench::restarted(true, Some(("st_1", 41)));
     assert_eq!(bench.effects(), [attach("st_1", 41)]);
     bench.tell(Event::Attached);
-    assert_eq!(bench.frames(vec![chunk(40), chunk(41), chunk(42)]), [forward("st_1", &[42]), Effect::Next]);
+    assert_eq!(
+        bench.frames(vec![chunk(40), chunk(41), chunk(42)]),
+        [forward("st_1", &[42]), Effect::Next]
+    );
     // Not answered before: the start is sent again, under its key.
     assert_eq!(Bench::restarted(true, None).effects(), [Effect::Start]);
 }
@@ -363,7 +485,10 @@ fn chunks_at_or_below_the_cursor_are_not_written() {
     assert_eq!(bench.sleep(&effects), [attach("st_1", 2)]);
     bench.tell(Event::Attached);
     assert_eq!(bench.frames(vec![chunk(1), chunk(2)]), [Effect::Next]);
-    assert_eq!(bench.frames(vec![chunk(2), chunk(3), chunk(3)]), [forward("st_1", &[3]), Effect::Next]);
+    assert_eq!(
+        bench.frames(vec![chunk(2), chunk(3), chunk(3)]),
+        [forward("st_1", &[3]), Effect::Next]
+    );
 }
 
 #[test]
@@ -420,14 +545,20 @@ fn retry_after_of_a_refused_attach_is_honoured_and_capped() {
 #[test]
 fn a_refused_attach_is_looked_into_at_once() {
     let mut bench = Bench::streaming();
-    assert_eq!(bench.tell(Event::Dropped(refused(404, "NOT_FOUND"))), [Effect::ReadStatus]);
+    assert_eq!(
+        bench.tell(Event::Dropped(refused(404, "NOT_FOUND"))),
+        [Effect::ReadStatus]
+    );
 }
 
 #[test]
 fn a_projected_mount_or_a_later_version_is_never_folded() {
     for (cause, code) in [
         (TransportError::ProjectedMount, "framework_not_supported"),
-        (TransportError::VersionUnsupported { theirs: 2 }, "VERSION_UNSUPPORTED"),
+        (
+            TransportError::VersionUnsupported { theirs: 2 },
+            "VERSION_UNSUPPORTED",
+        ),
     ] {
         let mut bench = Bench::streaming();
         let effects = bench.tell(Event::Dropped(cause.clone()));
@@ -435,9 +566,18 @@ fn a_projected_mount_or_a_later_version_is_never_folded() {
         assert_eq!(failure(&bench.tell(Event::Interrupted(Err(cause)))).0, code);
     }
     let mut bench = Bench::streaming();
-    bench.frames(vec![Frame::End(EndFrame { state: None, ..completed() })]);
+    bench.frames(vec![Frame::End(EndFrame {
+        state: None,
+        ..completed()
+    })]);
     let effects = bench.tell(Event::Snapshot(Err(TransportError::ProjectedMount)));
-    assert_eq!(failure(&effects), ("framework_not_supported".into(), Some("projected_mount".into())));
+    assert_eq!(
+        failure(&effects),
+        (
+            "framework_not_supported".into(),
+            Some("projected_mount".into())
+        )
+    );
 }
 
 // Truncation.
@@ -446,7 +586,11 @@ fn resync(stream: &str, at: Sequence, now: Timestamp) -> Effect {
     let fields = json!({"type": "stream_resync", "reason": "child_truncated", "agentId": "c", "agentType": "planner",
         "timestamp": now, "step": 0});
     let chunk = serde_json::from_value(fields).unwrap();
-    Effect::Forward { stream: st(stream), through: at, chunks: vec![(at, chunk)] }
+    Effect::Forward {
+        stream: st(stream),
+        through: at,
+        chunks: vec![(at, chunk)],
+    }
 }
 
 #[test]
@@ -456,7 +600,10 @@ fn truncated_goes_on_just_before_the_floor_and_says_so() {
     let effects = bench.frames(vec![truncated(Some(50), "st_1")]);
     assert_eq!(effects, [resync("st_1", 49, bench.now), attach("st_1", 49)]);
     bench.tell(Event::Attached);
-    assert_eq!(bench.frames(vec![chunk(50)]), [forward("st_1", &[50]), Effect::Next]);
+    assert_eq!(
+        bench.frames(vec![chunk(50)]),
+        [forward("st_1", &[50]), Effect::Next]
+    );
 }
 
 #[test]
@@ -466,7 +613,10 @@ fn another_life_of_the_child_is_read_from_its_floor() {
     let effects = bench.frames(vec![truncated(Some(0), "st_2")]);
     assert_eq!(effects, [resync("st_2", 0, bench.now), attach("st_2", 0)]);
     bench.tell(Event::Attached);
-    assert_eq!(bench.frames(vec![chunk(1)]), [forward("st_2", &[1]), Effect::Next]);
+    assert_eq!(
+        bench.frames(vec![chunk(1)]),
+        [forward("st_2", &[1]), Effect::Next]
+    );
 }
 
 #[test]
@@ -475,7 +625,13 @@ fn a_cursor_above_all_that_the_child_knows_writes_nothing_twice() {
     bench.frames(vec![chunk(70)]);
     let effects = bench.frames(vec![truncated(Some(1), "st_1")]);
     assert!(has_note(&effects));
-    assert_eq!(effects.last(), Some(&Effect::Attach { from: Position::None, stream: st("st_1") }));
+    assert_eq!(
+        effects.last(),
+        Some(&Effect::Attach {
+            from: Position::None,
+            stream: st("st_1")
+        })
+    );
     bench.tell(Event::Attached);
     assert_eq!(bench.frames(vec![chunk(69), chunk(70)]), [Effect::Next]);
     assert!(settled(&bench.frames(vec![Frame::End(completed())])).success);
@@ -485,186 +641,16 @@ fn a_cursor_above_all_that_the_child_knows_writes_nothing_twice() {
 fn endless_truncation_ends_in_a_status_read() {
     let mut bench = Bench::streaming();
     for floor in [10, 20, 30] {
-        assert_eq!(bench.frames(vec![truncated(Some(floor), "st_1")]).last(), Some(&attach("st_1", floor - 1)));
+        assert_eq!(
+            bench.frames(vec![truncated(Some(floor), "st_1")]).last(),
+            Some(&attach("st_1", floor - 1))
+        );
         bench.tell(Event::Attached);
     }
-    assert_eq!(bench.frames(vec![truncated(Some(40), "st_1")]), [Effect::ReadStatus]);
-}
-
-// Recovery.
-
-#[test]
-fn an_end_that_is_not_completed_is_judged_by_the_status() {
-    for ended in [SessionStatus::Paused, SessionStatus::Interrupted] {
-        assert_eq!(Bench::streaming().frames(vec![Frame::End(end(ended))]), [Effect::ReadStatus]);
-    }
-    assert_eq!(Bench::streaming().frames(vec![Frame::Error(error("x", false))]), [Effect::ReadStatus]);
-}
-
-#[test]
-fn case_30_a_paused_child_fails_fast_and_is_no_success() {
-    let mut bench = Bench::streaming();
-    bench.frames(vec![Frame::End(EndFrame { output: Some(Value::Null), ..end(SessionStatus::Paused) })]);
-    assert_eq!(bench.tell(Event::Status(Ok(status(SessionStatus::Paused, false)))), [Effect::ReadUsage]);
-    let effects = bench.tell(usage(1));
-    assert_eq!(failure(&effects), ("client-tool-unsupported".into(), Some("child_paused".into())));
-    assert!(settled(&effects).usage.is_some());
-}
-
-#[test]
-fn an_interrupted_child_with_output_is_folded_and_one_without_fails() {
-    let mut bench = Bench::streaming();
-    bench.frames(vec![Frame::End(end(SessionStatus::Interrupted))]);
-    let mut answer = status(SessionStatus::Interrupted, false);
-    answer.output = Some(json!("partial"));
-    assert_eq!(bench.tell(Event::Status(Ok(answer))), [Effect::ReadSnapshot]);
-    assert_eq!(bench.tell(snapshot(json!({"x": 1}))), [Effect::ReadUsage]);
-    let outcome = settled(&bench.tell(usage(1)));
-    assert_eq!((outcome.output, outcome.child_state), (Some(json!("partial")), Some(json!({"x": 1}))));
-
-    let mut bench = Bench::streaming();
-    bench.frames(vec![Frame::End(end(SessionStatus::Interrupted))]);
-    assert_eq!(bench.tell(Event::Status(Ok(status(SessionStatus::Interrupted, false)))), [Effect::ReadUsage]);
-    assert_eq!(failure(&bench.tell(usage(1))), ("run_interrupted".into(), Some("child_interrupted".into())));
-}
-
-#[test]
-fn a_failed_child_fails_the_call_in_its_own_words() {
-    let mut bench = Bench::streaming();
-    bench.frames(vec![Frame::Error(error("provider_error", false))]);
-    let mut answer = status(SessionStatus::Failed, false);
-    answer.error_code = Some("provider_error".into());
-    answer.error = Some("The provider is down.".into());
-    assert_eq!(bench.tell(Event::Status(Ok(answer))), [Effect::ReadSnapshot]);
-    assert_eq!(bench.tell(snapshot(json!({"x": 1}))), [Effect::ReadUsage]);
-    let effects = bench.tell(usage(2));
-    assert_eq!(failure(&effects), ("provider_error".into(), Some("child_failed".into())));
-    let outcome = settled(&effects);
-    assert_eq!(outcome.result["error"], json!("The provider is down."));
-    assert!(outcome.usage.is_some());
-}
-
-#[test]
-fn a_recovered_completion_is_read_in_order() {
-    let mut bench = Bench::streaming();
-    bench.exhaust_stream();
-    let mut answer = status(SessionStatus::Completed, false);
-    answer.output = Some(json!(1));
-    assert_eq!(bench.tell(Event::Status(Ok(answer))), [Effect::ReadSnapshot]);
-    assert_eq!(bench.tell(snapshot(json!({}))), [Effect::ReadUsage]);
-    assert_eq!(settled(&bench.tell(usage(1))).output, Some(json!(1)));
-}
-
-#[test]
-fn a_fold_that_cannot_be_read_is_skipped_with_a_warning() {
-    for fault in [
-        refused(404, "NOT_FOUND"),
-        refused(404, "FEATURE_UNAVAILABLE"),
-        TransportError::Timeout(Duration::from_secs(10)),
-        unreachable(),
-        TransportError::Malformed("x".into()),
-    ] {
-        let mut bench = Bench::streaming();
-        bench.frames(vec![Frame::End(EndFrame { state: None, usage: None, ..completed() })]);
-        let effects = bench.tell(Event::Snapshot(Err(fault.clone())));
-        assert!(has_note(&effects));
-        assert_eq!(effects.last(), Some(&Effect::ReadUsage));
-        let effects = bench.tell(Event::Usage(Err(fault)));
-        assert!(has_note(&effects));
-        let outcome = settled(&effects);
-        assert_eq!((outcome.success, outcome.child_state, outcome.usage), (true, None, None));
-    }
-}
-
-#[test]
-fn a_malformed_rollup_is_read_again_and_then_skipped() {
-    let mut bench = Bench::streaming();
-    let effects = bench.frames(vec![Frame::End(EndFrame { usage: Some(json!({"steps": "many"})), ..completed() })]);
-    assert!(has_note(&effects));
-    assert_eq!(effects.last(), Some(&Effect::ReadUsage));
-    let answer = UsageResponse { session_id: "c".into(), rollup: json!([]) };
-    let effects = bench.tell(Event::Usage(Ok(answer)));
-    assert!(has_note(&effects));
-    assert_eq!(settled(&effects).usage, None);
-}
-
-#[test]
-fn a_state_over_the_bound_is_not_folded_and_nothing_else_suffers() {
-    let limit = json!({"phase": "done"}).to_string().len();
-    for (max_fold_state_bytes, folded) in [(limit, true), (limit - 1, false)] {
-        let mut bench = Bench::streaming_with(Terms { max_fold_state_bytes, ..terms() });
-        let effects = bench.frames(vec![Frame::End(completed())]);
-        let outcome = settled(&effects);
-        assert_eq!((outcome.child_state.is_some(), has_note(&effects)), (folded, !folded));
-        assert!(outcome.success && outcome.usage.is_some());
-    }
-}
-
-#[derive(serde::Deserialize, schemars::JsonSchema)]
-struct Report {
-    #[allow(dead_code)]
-    title: String,
-}
-
-#[test]
-fn an_output_without_its_declared_shape_is_a_structured_failure() {
-    let mut bench = Bench::streaming_with(Terms { output: Some(Shape::of::<Report>()), ..terms() });
-    let effects = bench.frames(vec![Frame::End(completed())]);
-    assert_eq!(failure(&effects), ("output_validation_failed".into(), Some("output_shape".into())));
-    assert!(settled(&effects).usage.is_some());
-}
-
-// Lost children and dead producers.
-
-#[test]
-fn a_child_that_cannot_be_found_is_lost() {
-    for (answer, cause) in [
-        (refused(404, "NOT_FOUND"), "not_found"),
-        (refused(401, "UNAUTHORIZED"), "refused:UNAUTHORIZED"),
-        (refused(404, "FEATURE_UNAVAILABLE"), "refused:FEATURE_UNAVAILABLE"),
-    ] {
-        let mut bench = Bench::streaming();
-        bench.exhaust_stream();
-        let effects = bench.tell(Event::Status(Err(answer)));
-        assert_eq!(failure(&effects), ("framework_subagent_lost".into(), Some(cause.into())));
-    }
-}
-
-#[test]
-fn an_unreadable_status_proves_nothing_and_is_read_again() {
-    let mut bench = Bench::streaming();
-    bench.exhaust_stream();
-    for fault in [unreachable(), refused(503, "OVERLOADED"), TransportError::Timeout(Duration::from_secs(10))] {
-        let effects = bench.tell(Event::Status(Err(fault)));
-        assert!(has_note(&effects));
-        assert_eq!(bench.sleep(&effects), [Effect::ReadStatus]);
-    }
-    assert_eq!(bench.dispatch.handle_deadline(), Abandon::Yes);
-    assert_eq!(bench.effects(), interrupt(Code::RunTimeout));
-}
-
-#[test]
-fn a_failure_that_the_stream_told_stands_in_for_an_unreadable_status() {
-    let mut bench = Bench::streaming();
-    bench.frames(vec![Frame::Error(error("provider_error", false))]);
-    for _ in 0..2 {
-        let effects = bench.tell(Event::Status(Err(unreachable())));
-        assert_eq!(bench.sleep(&effects), [Effect::ReadStatus]);
-    }
-    let effects = bench.tell(Event::Status(Err(unreachable())));
-    assert_eq!(failure(&effects).0, "provider_error");
-    assert_eq!(settled(&effects).result["error"], json!("It broke."));
-}
-
-#[test]
-fn a_running_child_with_a_runner_is_attached_to_for_as_long_as_it_takes() {
-    let mut bench = Bench::streaming();
-    bench.exhaust_stream();
-    for _ in 0..20 {
-        let effects = bench.tell(Event::Status(Ok(status(SessionStatus::Running, true))));
-        assert_eq!(bench.sleep(&effects), [attach("st_1", 0)]);
-        assert_eq!(bench.drop_stream(), [Effect::ReadStatus]);
-    }
+    assert_eq!(
+        bench.frames(vec![truncated(Some(40), "st_1")]),
+        [Effect::ReadStatus]
+    );
 }
 
 /// Says "running, not executing" until the attach attempts are used up.
@@ -675,143 +661,4 @@ fn exhaust_attaches(bench: &mut Bench) -> Vec<Effect> {
         assert_eq!(bench.drop_stream(), [Effect::ReadStatus]);
     }
     bench.tell(Event::Status(Ok(status(SessionStatus::Running, false))))
-}
-
-#[test]
-fn a_dead_producer_fails_typed_after_the_attach_attempts() {
-    let mut bench = Bench::streaming();
-    bench.exhaust_stream();
-    assert_eq!(exhaust_attaches(&mut bench), interrupt(Code::ProducerDead));
-    let effects = bench.tell(Event::Interrupted(Err(unreachable())));
-    assert_eq!(failure(&effects), ("producer-dead".into(), Some("no_runner".into())));
-}
-
-#[test]
-fn a_dead_producer_is_resumed_once_where_that_is_allowed() {
-    let allowed = || Bench::streaming_with(Terms { resume_dead_producer: true, ..terms() });
-    for answer in [Ok(start_answer("st_1")), Err(refused(409, "ALREADY_RUNNING"))] {
-        let mut bench = allowed();
-        bench.exhaust_stream();
-        assert_eq!(exhaust_attaches(&mut bench), [Effect::Resume { number: 1 }]);
-        assert_eq!(bench.tell(Event::Resumed(answer)), [attach("st_1", 0)]);
-        assert_eq!(bench.drop_stream(), [Effect::ReadStatus]);
-        assert_eq!(exhaust_attaches(&mut bench), interrupt(Code::ProducerDead));
-    }
-    let mut bench = allowed();
-    bench.exhaust_stream();
-    exhaust_attaches(&mut bench);
-    let effects = bench.tell(Event::Resumed(Err(refused(409, "state_child_session_taken"))));
-    assert_eq!(failure(&effects).0, "state_child_session_taken");
-    let mut bench = allowed();
-    bench.exhaust_stream();
-    exhaust_attaches(&mut bench);
-    assert_eq!(bench.tell(Event::Resumed(Err(unreachable()))), interrupt(Code::ProducerDead));
-}
-
-// Stop and deadline.
-
-#[test]
-fn a_stop_before_anything_was_sent_settles_at_once() {
-    let mut bench = Bench::with(terms());
-    assert_eq!(bench.dispatch.handle_stop(), Abandon::Yes);
-    let effects = bench.effects();
-    assert_eq!(failure(&effects), ("run_interrupted".into(), Some("not_started".into())));
-    assert_eq!(effects.len(), 1);
-}
-
-#[test]
-fn case_23_a_stop_settles_an_unanswered_start_first() {
-    for (answer, told) in [
-        (started("st_1"), true),
-        (Event::Started(Err(refused_with(409, "ALREADY_RUNNING", Some("st_1")))), true),
-        (Event::Started(Err(unreachable())), true),
-        (Event::Started(Err(refused(400, "VALIDATION_ERROR"))), false),
-        (Event::Started(Err(refused(409, "state_child_session_taken"))), false),
-    ] {
-        // A start on its way, and one that an earlier life of the parent may have sent.
-        for mut bench in [Bench::with(terms()), Bench::restarted(true, None)] {
-            let sent_before = bench.dispatch.start_sent;
-            if !sent_before {
-                assert_eq!(bench.effects(), [Effect::Start]);
-            }
-            assert_eq!(bench.dispatch.handle_stop(), Abandon::No);
-            assert_eq!(bench.effects().len(), usize::from(sent_before));
-            let mut effects = bench.tell(answer.clone());
-            if told {
-                assert_eq!(effects, interrupt(Code::RunInterrupted));
-                assert_eq!(bench.tell(interrupted()), [Effect::ReadUsage]);
-                effects = bench.tell(usage(1));
-            }
-            assert_eq!(failure(&effects).0, "run_interrupted");
-        }
-    }
-}
-
-#[test]
-fn a_stop_interrupts_the_child_wherever_the_call_stands() {
-    type Reach = fn() -> Bench;
-    let places: [(&str, Reach); 5] = [
-        ("attaching", || Bench::restarted(true, Some(("st_1", 4)))),
-        ("streaming", Bench::streaming),
-        ("pausing", || {
-            let mut bench = Bench::streaming();
-            bench.drop_stream();
-            bench
-        }),
-        ("status", || {
-            let mut bench = Bench::streaming();
-            bench.exhaust_stream();
-            bench
-        }),
-        ("resuming", || {
-            let mut bench = Bench::streaming_with(Terms { resume_dead_producer: true, ..terms() });
-            bench.exhaust_stream();
-            exhaust_attaches(&mut bench);
-            bench
-        }),
-    ];
-    for (place, reach) in places {
-        let mut bench = reach();
-        assert_eq!(bench.dispatch.handle_stop(), Abandon::Yes, "{place}");
-        assert_eq!(bench.effects(), interrupt(Code::RunInterrupted), "{place}");
-        assert_eq!((bench.dispatch.handle_stop(), bench.dispatch.handle_deadline()), (Abandon::No, Abandon::No));
-        let effects = bench.tell(Event::Interrupted(Err(unreachable())));
-        assert!(has_note(&effects), "{place}");
-        assert_eq!(failure(&effects), ("run_interrupted".into(), None), "{place}");
-
-        let mut bench = reach();
-        assert_eq!(bench.dispatch.handle_deadline(), Abandon::Yes, "{place}");
-        assert_eq!(bench.effects(), interrupt(Code::RunTimeout), "{place}");
-        assert_eq!(bench.tell(interrupted()), [Effect::ReadUsage]);
-        let effects = bench.tell(usage(9));
-        assert_eq!(failure(&effects), ("run_timeout".into(), Some("deadline".into())), "{place}");
-        assert!(settled(&effects).usage.is_some(), "{place}");
-    }
-}
-
-#[test]
-fn the_deadline_does_not_wait_for_a_start() {
-    let mut bench = Bench::with(terms());
-    bench.effects();
-    assert_eq!(bench.dispatch.handle_deadline(), Abandon::Yes);
-    assert_eq!(bench.effects(), interrupt(Code::RunTimeout));
-    assert_eq!(failure(&bench.tell(Event::Interrupted(Err(refused(404, "NOT_FOUND"))))).0, "run_timeout");
-}
-
-#[test]
-fn a_known_end_outlives_a_stop() {
-    let mut bench = Bench::streaming();
-    bench.frames(vec![Frame::End(EndFrame { state: None, usage: None, ..completed() })]);
-    assert_eq!((bench.dispatch.handle_stop(), bench.dispatch.handle_deadline()), (Abandon::No, Abandon::No));
-    assert_eq!(bench.tell(snapshot(json!({}))), [Effect::ReadUsage]);
-    assert_eq!(bench.dispatch.handle_stop(), Abandon::No);
-    assert!(settled(&bench.tell(usage(1))).success);
-}
-
-#[test]
-fn an_interrupt_of_a_child_that_has_ended_still_counts_its_usage() {
-    let mut bench = Bench::streaming();
-    bench.dispatch.handle_deadline();
-    bench.effects();
-    assert_eq!(bench.tell(Event::Interrupted(Err(refused(409, "ALREADY_COMPLETED")))), [Effect::ReadUsage]);
 }

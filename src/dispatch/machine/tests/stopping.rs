@@ -1,0 +1,151 @@
+//! Stop and deadline.
+
+use super::*;
+
+#[test]
+fn a_stop_before_anything_was_sent_settles_at_once() {
+    let mut bench = Bench::with(terms());
+    assert_eq!(bench.dispatch.handle_stop(), Abandon::Yes);
+    let effects = bench.effects();
+    assert_eq!(
+        failure(&effects),
+        ("run_interrupted".into(), Some("not_started".into()))
+    );
+    assert_eq!(effects.len(), 1);
+}
+
+#[test]
+fn case_23_a_stop_settles_an_unanswered_start_first() {
+    for (answer, told) in [
+        (started("st_1"), true),
+        (
+            Event::Started(Err(refused_with(409, "ALREADY_RUNNING", Some("st_1")))),
+            true,
+        ),
+        (Event::Started(Err(unreachable())), true),
+        (Event::Started(Err(refused(400, "VALIDATION_ERROR"))), false),
+        (
+            Event::Started(Err(refused(409, "state_child_session_taken"))),
+            false,
+        ),
+    ] {
+        // A start on its way, and one that an earlier life of the parent may have sent.
+        for mut bench in [Bench::with(terms()), Bench::restarted(true, None)] {
+            let sent_before = bench.dispatch.start_sent;
+            if !sent_before {
+                assert_eq!(bench.effects(), [Effect::Start]);
+            }
+            assert_eq!(bench.dispatch.handle_stop(), Abandon::No);
+            assert_eq!(bench.effects().len(), usize::from(sent_before));
+            let mut effects = bench.tell(answer.clone());
+            if told {
+                assert_eq!(effects, interrupt(Code::RunInterrupted));
+                assert_eq!(bench.tell(interrupted()), [Effect::ReadUsage]);
+                effects = bench.tell(usage(1));
+            }
+            assert_eq!(failure(&effects).0, "run_interrupted");
+        }
+    }
+}
+
+#[test]
+fn a_stop_interrupts_the_child_wherever_the_call_stands() {
+    type Reach = fn() -> Bench;
+    let places: [(&str, Reach); 5] = [
+        ("attaching", || Bench::restarted(true, Some(("st_1", 4)))),
+        ("streaming", Bench::streaming),
+        ("pausing", || {
+            let mut bench = Bench::streaming();
+            bench.drop_stream();
+            bench
+        }),
+        ("status", || {
+            let mut bench = Bench::streaming();
+            bench.exhaust_stream();
+            bench
+        }),
+        ("resuming", || {
+            let mut bench = Bench::streaming_with(Terms {
+                resume_dead_producer: true,
+                ..terms()
+            });
+            bench.exhaust_stream();
+            exhaust_attaches(&mut bench);
+            bench
+        }),
+    ];
+    for (place, reach) in places {
+        let mut bench = reach();
+        assert_eq!(bench.dispatch.handle_stop(), Abandon::Yes, "{place}");
+        assert_eq!(bench.effects(), interrupt(Code::RunInterrupted), "{place}");
+        assert_eq!(
+            (
+                bench.dispatch.handle_stop(),
+                bench.dispatch.handle_deadline()
+            ),
+            (Abandon::No, Abandon::No)
+        );
+        let effects = bench.tell(Event::Interrupted(Err(unreachable())));
+        assert!(has_note(&effects), "{place}");
+        assert_eq!(
+            failure(&effects),
+            ("run_interrupted".into(), None),
+            "{place}"
+        );
+
+        let mut bench = reach();
+        assert_eq!(bench.dispatch.handle_deadline(), Abandon::Yes, "{place}");
+        assert_eq!(bench.effects(), interrupt(Code::RunTimeout), "{place}");
+        assert_eq!(bench.tell(interrupted()), [Effect::ReadUsage]);
+        let effects = bench.tell(usage(9));
+        assert_eq!(
+            failure(&effects),
+            ("run_timeout".into(), Some("deadline".into())),
+            "{place}"
+        );
+        assert!(settled(&effects).usage.is_some(), "{place}");
+    }
+}
+
+#[test]
+fn the_deadline_does_not_wait_for_a_start() {
+    let mut bench = Bench::with(terms());
+    bench.effects();
+    assert_eq!(bench.dispatch.handle_deadline(), Abandon::Yes);
+    assert_eq!(bench.effects(), interrupt(Code::RunTimeout));
+    assert_eq!(
+        failure(&bench.tell(Event::Interrupted(Err(refused(404, "NOT_FOUND"))))).0,
+        "run_timeout"
+    );
+}
+
+#[test]
+fn a_known_end_outlives_a_stop() {
+    let mut bench = Bench::streaming();
+    bench.frames(vec![Frame::End(EndFrame {
+        state: None,
+        usage: None,
+        ..completed()
+    })]);
+    assert_eq!(
+        (
+            bench.dispatch.handle_stop(),
+            bench.dispatch.handle_deadline()
+        ),
+        (Abandon::No, Abandon::No)
+    );
+    assert_eq!(bench.tell(snapshot(json!({}))), [Effect::ReadUsage]);
+    assert_eq!(bench.dispatch.handle_stop(), Abandon::No);
+    assert!(settled(&bench.tell(usage(1))).success);
+}
+
+#[test]
+fn an_interrupt_of_a_child_that_has_ended_still_counts_its_usage() {
+    let mut bench = Bench::streaming();
+    bench.dispatch.handle_deadline();
+    bench.effects();
+    assert_eq!(
+        bench.tell(Event::Interrupted(Err(refused(409, "ALREADY_COMPLETED")))),
+        [Effect::ReadUsage]
+    );
+}
