@@ -189,6 +189,24 @@ fn the_first_check_that_fails_is_the_one_that_answers() {
 }
 
 #[test]
+fn an_announced_length_is_believed_where_it_is_a_number_too_large() {
+    let mount = open().with_body_limit(10);
+    let announce =
+        |method, path, length| admit(&mount, method, path, &[("content-length", length)]);
+    for length in ["11", "99999999999999999999999"] {
+        let result = announce("POST", "/agents/a/start", length);
+        assert_refused(result, 413, "PAYLOAD_TOO_LARGE");
+        assert!(announce("GET", "/agents/a/status?sessionId=s", length).is_ok());
+    }
+    for length in ["", "0", "10", "-11", "x"] {
+        assert!(
+            announce("POST", "/agents/a/start", length).is_ok(),
+            "{length}"
+        );
+    }
+}
+
+#[test]
 fn a_known_path_has_one_method_and_says_so() {
     let mount = open();
     for (path, allowed) in [
