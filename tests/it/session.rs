@@ -136,7 +136,6 @@ fn the_first_byte_precedes_the_first_token_and_events_come_as_they_are_written()
         }
         assert!(parts[0].starts_with(':'), "{}", parts[0]);
         assert!(!parts[0].contains("data:"));
-        for p in &parts { eprintln!("PART {} events: {:?}", p.matches("event:").count(), p.lines().filter(|l| l.starts_with("data")).map(|l| l.split("\"type\":\"").nth(1).map(|x| x.split('"').next().unwrap().to_owned())).collect::<Vec<_>>()); }
         let with_text = parts.iter().filter(|part| part.contains("text_delta")).count();
         assert!(with_text >= 4, "the words of the answer came in {with_text} parts");
     });

@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -31,7 +30,8 @@ pub fn in_world<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + 'st
 /// What a scripted model answers to a conversation.
 pub type Script = Rc<dyn Fn(&ModelRequest) -> Vec<Result<ModelEvent, ModelError>>>;
 
-/// A model whose answers are given by a function of the conversation. It yields between events.
+/// A model whose answers are given by a function of the conversation. It takes a (virtual)
+/// millisecond for each event, as a provider takes its time.
 pub struct Scripted(pub Script);
 
 impl LanguageModel for Scripted {
@@ -42,7 +42,7 @@ impl LanguageModel for Scripted {
     fn stream(&self, request: ModelRequest) -> ModelStream {
         let events: VecDeque<_> = (self.0)(&request).into();
         Box::pin(stream::unfold(events, |mut events| async move {
-            yield_now().await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
             events.pop_front().map(|event| (event, events))
         }))
     }
@@ -86,18 +86,9 @@ pub fn calls(calls: &[(&str, &str, Value)]) -> Vec<Result<ModelEvent, ModelError
     events
 }
 
-/// Lets every other ready task run once.
+/// Lets half a virtual millisecond pass, so that every other task runs.
 pub async fn yield_now() {
-    let mut yielded = false;
-    std::future::poll_fn(move |context| {
-        if yielded {
-            return Poll::Ready(());
-        }
-        yielded = true;
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
+    tokio::time::sleep(Duration::from_micros(500)).await;
 }
 
 /// Log lines, gathered.
