@@ -185,7 +185,7 @@ fn what_is_replaced_leaves_no_parts_behind() {
     let mut record = crate::store::contract::sample_session();
     record.output = Some(json!("x".repeat(3_000_000)));
     let big = |n: u64| {
-        Write::Checkpoint(crate::store::CheckpointRecord {
+        Write::Checkpoint(CheckpointRecord {
             checkpoint_id: format!("c{n}"),
             step_count: n,
             stream_sequence: n,
