@@ -147,7 +147,13 @@ pub(super) fn a_commit_is_part_of_an_outer_transaction(subject: Subject<'_>) {
     assert_eq!(outcome, undo());
     assert!(tables(&*database).is_empty());
     assert_finds_nothing(&*store);
+    let outcome = store.database().transaction(&mut || {
+        begun(&*store);
+        undo()
+    });
+    assert_eq!(outcome, undo());
 
+    // No read has told the store that its tables are gone again.
     begun(&*store);
     let outcome = store.database().transaction(&mut || {
         write(&*store, vec![chunks(1, &["kept"])]);

@@ -119,12 +119,16 @@ pub(super) fn announced_children_are_found(subject: Subject<'_>) {
     let nested = json!({"type": "custom", "eventName": "x", "data": start("fake", "reader")});
     let said = json!({"type": "text_delta", "delta": start("said", "reader").to_string()});
     let odd = json!({"type": "subagent_start", "subSessionId": 7});
+    let mut ended = start("ended", "reader");
+    ended["type"] = json!("subagent_end");
+    ended["result"] = json!("subagent_start");
     let list = [
         start("child", "planner"),
         forwarded,
         nested,
         said,
         odd,
+        ended,
         start("child", "planner"),
     ];
     write(
@@ -139,5 +143,6 @@ pub(super) fn announced_children_are_found(subject: Subject<'_>) {
     assert!(!store.announced("child", "reader").unwrap());
     assert!(!store.announced("fake", "reader").unwrap());
     assert!(!store.announced("said", "reader").unwrap());
+    assert!(!store.announced("ended", "reader").unwrap());
     assert_eq!(read(&*store, 0, 100, ALL).len(), list.len());
 }
