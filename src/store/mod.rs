@@ -22,6 +22,7 @@ use crate::protocol::ids::Sequence;
 
 /// One write of a commit.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // A commit has a handful of writes, each moved once.
 pub enum Write {
     /// Inserts or replaces the one session row.
     Session(SessionRecord),

@@ -385,7 +385,7 @@ fn random_steps_reconcile_to_what_is_left_of_them() {
         let base =
             json!({"0": random.object(2), "1": random.object(2), "2": random.object(2), "l": []});
         let mut step = Step::new(base.clone(), 3);
-        let mut alone = vec![Step::new(base.clone(), 3), Step::new(base, 3)];
+        let mut alone = [Step::new(base.clone(), 3), Step::new(base, 3)];
         for _ in 0..8 {
             let call = random.below(3);
             let key = call.to_string();

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::super::contract::{CASES, Subject, run};
 use super::super::schema::{Migration, inspect, migrate};
-use super::super::{SqlValue, Write};
+use super::super::{SqlValue, ToolCall, Write};
 use super::*;
 use crate::native::RusqliteDatabase;
 
@@ -185,7 +185,7 @@ fn what_is_replaced_leaves_no_parts_behind() {
     let mut record = crate::store::contract::sample_session();
     record.output = Some(json!("x".repeat(3_000_000)));
     let big = |n: u64| {
-        Write::Checkpoint(crate::store::CheckpointRecord {
+        Write::Checkpoint(CheckpointRecord {
             checkpoint_id: format!("c{n}"),
             step_count: n,
             stream_sequence: n,
@@ -194,6 +194,17 @@ fn what_is_replaced_leaves_no_parts_behind() {
             created_at: n,
         })
     };
+    let call = Write::ToolCall(ToolCallRecord {
+        call: ToolCall {
+            id: "a".into(),
+            name: "note".into(),
+            arguments: json!("x".repeat(3_000_000)),
+        },
+        index: 0,
+        started: true,
+        outcome: None,
+        staged: Vec::new(),
+    });
     let first = Commit {
         fence: None,
         writes: vec![
@@ -202,15 +213,21 @@ fn what_is_replaced_leaves_no_parts_behind() {
             big(2),
             big(3),
             big(4),
+            call.clone(),
         ],
     };
     store.commit(&first).unwrap();
-    record.output = None;
-    let second = Commit {
+    let again = Commit {
         fence: Some(1),
-        writes: vec![Write::Session(record)],
+        writes: vec![Write::Session(record.clone()), call],
     };
-    store.commit(&second).unwrap();
+    store.commit(&again).unwrap();
+    record.output = None;
+    let last = Commit {
+        fence: Some(1),
+        writes: vec![Write::Session(record), Write::ClearStep],
+    };
+    store.commit(&last).unwrap();
     let owners = database
         .query("SELECT DISTINCT owner FROM ra_parts ORDER BY owner", &[])
         .unwrap();

@@ -1,0 +1,148 @@
+//! The log: exclusive cursors, pages, sequences, announced children.
+
+use super::*;
+
+/// A log of 30 chunks in commits of many sizes.
+pub(super) fn filled(store: &dyn Store) -> Vec<(Sequence, String)> {
+    begun(store);
+    let mut all = Vec::new();
+    let mut next = 1;
+    for size in [1, 2, 1, 7, 3, 1, 10, 5] {
+        let texts: Vec<String> = (0..size)
+            .map(|n| format!("{n} of {size}: \"é\"\n"))
+            .collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        write(store, vec![chunks(next, &texts)]);
+        for text in texts {
+            all.push((next, text_chunk(text)));
+            next += 1;
+        }
+    }
+    assert_eq!(all.len(), 30);
+    all
+}
+
+pub(super) fn a_cursor_is_exclusive_at_every_sequence(subject: Subject<'_>) {
+    let (_, store) = subject.fresh();
+    let all = filled(&*store);
+    for after in 0..=31u64 {
+        for until in [after, after + 1, after + 3, 30, 1 << 52] {
+            let expected: Vec<_> = all
+                .iter()
+                .filter(|(sequence, _)| *sequence > after && *sequence <= until)
+                .cloned()
+                .collect();
+            let found = read(&*store, after, until, ALL);
+            assert_eq!(found, expected, "above {after} up to {until}");
+        }
+    }
+}
+
+pub(super) fn pages_keep_to_their_limits(subject: Subject<'_>) {
+    let (_, store) = subject.fresh();
+    let all = filled(&*store);
+    for chunks in [1, 2, 3, 7, 29, 30, 31] {
+        let limit = PageLimit { chunks, ..ALL };
+        let mut joined = Vec::new();
+        while let Some(page) = next_page(&*store, &joined, limit) {
+            let left = all.len() - joined.len();
+            assert_eq!(
+                page.len(),
+                chunks.min(left),
+                "a page is as full as it may be"
+            );
+            joined.extend(page);
+        }
+        assert_eq!(joined, all);
+    }
+    for bytes in [0, 1, 50, 100, 150, 333, 5_000] {
+        let limit = PageLimit { bytes, ..ALL };
+        let mut joined = Vec::new();
+        while let Some(page) = next_page(&*store, &joined, limit) {
+            let sizes: Vec<usize> = page.iter().map(|(_, chunk)| chunk.len()).collect();
+            let without_last: usize = sizes[..sizes.len() - 1].iter().sum();
+            let total: usize = sizes.iter().sum();
+            assert!(without_last <= bytes, "the page went on over its limit");
+            let complete = joined.len() + page.len() == all.len();
+            assert!(
+                total > bytes || complete,
+                "the page stopped before its limit"
+            );
+            joined.extend(page);
+        }
+        assert_eq!(joined, all);
+    }
+    let nothing = PageLimit { chunks: 0, ..ALL };
+    assert!(read(&*store, 0, 30, nothing).is_empty());
+}
+
+fn next_page(
+    store: &dyn Store,
+    so_far: &[(Sequence, String)],
+    limit: PageLimit,
+) -> Option<Vec<(Sequence, String)>> {
+    let after = so_far.last().map_or(0, |(sequence, _)| *sequence);
+    Some(read(store, after, 1 << 52, limit)).filter(|page| !page.is_empty())
+}
+
+pub(super) fn sequences_are_never_issued_twice(subject: Subject<'_>) {
+    let (_, store) = subject.fresh();
+    begun(&*store);
+    write(&*store, vec![chunks(1, &["one", "two"])]);
+    for first in [0, 1, 2, 4, 9] {
+        let outcome = store.commit(&fenced(1, vec![chunks(first, &["x"])]));
+        assert!(
+            matches!(outcome, Err(CommitError::Failed(_))),
+            "from {first}"
+        );
+    }
+    for bad in ["", "[]", "{\n}", "{\"a\":1}\n{\"b\":2}"] {
+        let write = Write::Chunks {
+            first: 3,
+            chunks: vec![bad.into()],
+        };
+        let outcome = store.commit(&fenced(1, vec![write]));
+        assert!(matches!(outcome, Err(CommitError::Failed(_))), "{bad:?}");
+    }
+    write(&*store, vec![chunks(3, &[])]);
+    write(&*store, vec![chunks(3, &["three"]), chunks(4, &["four"])]);
+    assert_eq!(read(&*store, 2, 100, ALL).len(), 2);
+}
+
+pub(super) fn announced_children_are_found(subject: Subject<'_>) {
+    let (_, store) = subject.fresh();
+    begun(&*store);
+    let start = |child: &str, kind: &str| json!({"type": "subagent_start", "subSessionId": child, "subAgentType": kind, "toolCallId": "t", "remote": true});
+    let mut forwarded = start("grandchild", "reader");
+    forwarded["remoteSource"] =
+        json!({"childSessionId": "child", "childSequence": 2, "streamId": "st"});
+    let nested = json!({"type": "custom", "eventName": "x", "data": start("fake", "reader")});
+    let said = json!({"type": "text_delta", "delta": start("said", "reader").to_string()});
+    let odd = json!({"type": "subagent_start", "subSessionId": 7});
+    let mut ended = start("ended", "reader");
+    ended["type"] = json!("subagent_end");
+    ended["result"] = json!("subagent_start");
+    let list = [
+        start("child", "planner"),
+        forwarded,
+        nested,
+        said,
+        odd,
+        ended,
+        start("child", "planner"),
+    ];
+    write(
+        &*store,
+        vec![Write::Chunks {
+            first: 1,
+            chunks: list.iter().map(Value::to_string).collect(),
+        }],
+    );
+    assert!(store.announced("child", "planner").unwrap());
+    assert!(store.announced("grandchild", "reader").unwrap());
+    assert!(!store.announced("child", "reader").unwrap());
+    assert!(!store.announced("fake", "reader").unwrap());
+    assert!(!store.announced("said", "reader").unwrap());
+    assert!(!store.announced("ended", "reader").unwrap());
+    assert_eq!(read(&*store, 0, 100, ALL).len(), list.len());
+}

@@ -1,0 +1,445 @@
+//! Records: what is written is what is read, at any size; what is malformed is refused.
+
+use super::*;
+
+pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
+    let (_, store) = subject.fresh();
+    begun(&*store);
+    let mut full = session(2, 7);
+    full.status = SessionStatus::Failed;
+    full.step_count = 3;
+    full.floor = 2;
+    full.last_ordinal = (1 << 53) - 1;
+    full.attempts = 4;
+    full.stop = Some(Stop {
+        kind: StopKind::Abort,
+        reason: Some("enough".into()),
+    });
+    full.output = Some(json!({"report": ["é", null, 1.5, 9_007_199_254_740_991u64]}));
+    full.failure = Some(Failure {
+        code: "run_aborted".into(),
+        error: "Stopped.".into(),
+        detail: None,
+    });
+    let run = RunRecord {
+        run_id: run_id(2),
+        start_sequence: 5,
+        start_step: 3,
+        started_at: 1_500,
+        terminal: Some(Terminal {
+            status: SessionStatus::Completed,
+            sequence: 7,
+            output: Some(json!("done")),
+            state: Some(json!({"phase": "done"})),
+            usage: Some(UsageRollup::default()),
+            failure: None,
+        }),
+    };
+    let saved = checkpoint(3, json!({"b": 1, "a": [true, {"deep": null}]}));
+    let messages = vec![
+        MessageRecord::User {
+            text: "hello\nworld".into(),
+        },
+        MessageRecord::Assistant {
+            text: String::new(),
+            tool_calls: vec![call("a", 0, json!({"q": 1})).call],
+            cut: true,
+        },
+        MessageRecord::Tool {
+            tool_call_id: "a".into(),
+            tool_name: "note".into(),
+            outcome: ToolOutcome {
+                success: false,
+                result: Value::Null,
+                error: Some("no".into()),
+            },
+        },
+    ];
+    let mut answered = step(4);
+    answered.start_sequence = 6;
+    answered.answer = Some(Answer {
+        text: "I will look.".into(),
+        cut: false,
+    });
+    let mut done = call("b", 1, json!({}));
+    done.started = true;
+    done.outcome = Some(ToolOutcome {
+        success: true,
+        result: json!([1]),
+        error: None,
+    });
+    done.staged = vec![StagedPatch {
+        ordinal: 9,
+        patches: vec![PatchOperation {
+            op: "add".into(),
+            path: "/a/-".into(),
+            from: None,
+            value: Some(Value::Null),
+        }],
+    }];
+    let calls = vec![
+        call("z", 0, json!("not an object")),
+        done,
+        call("a", 2, json!({})),
+    ];
+    let mut forwarded = child("c-2");
+    forwarded.remote = Some(SubRemote {
+        stream_id: StreamId::parse("st_child").unwrap(),
+        last_sequence: 12,
+    });
+    forwarded.status = SubStatus::Stopping;
+    let mut local = child("c-1");
+    local.location = SubLocation::Local;
+    let usage = vec![
+        UsageRecord::Model {
+            model: "offline".into(),
+            tokens: Tokens {
+                prompt: 1,
+                completion: 2,
+                reasoning: 0,
+                cached: 0,
+                total: 3,
+            },
+            at: 1,
+        },
+        UsageRecord::Tool {
+            name: "note".into(),
+            success: true,
+            at: 2,
+        },
+        UsageRecord::SubAgent {
+            sub_session_id: "c-1".into(),
+            sub_agent_type: "thread-researcher".into(),
+            tool_call_id: "a".into(),
+            rollup: Some(Box::default()),
+            origin: RollupOrigin::Recovery,
+            at: 3,
+        },
+    ];
+    let answer = IdempotencyRecord {
+        key: "start:s-1".into(),
+        digest: "00ff".into(),
+        answer: "{\"runId\":\"run_1\"}".into(),
+        at: 4,
+    };
+    let mut writes = vec![
+        Write::Session(full.clone()),
+        Write::Run(run.clone()),
+        Write::Checkpoint(saved.clone()),
+        Write::Step(answered.clone()),
+        Write::SubSession(forwarded.clone()),
+        Write::SubSession(local.clone()),
+        Write::Idempotency(answer.clone()),
+    ];
+    writes.extend(messages.iter().cloned().map(Write::Message));
+    // Stored in another order than that of the calls.
+    writes.extend(calls.iter().rev().cloned().map(Write::ToolCall));
+    writes.extend(usage.iter().cloned().map(Write::Usage));
+    write(&*store, writes);
+
+    assert_eq!(store.session().unwrap(), Some(full));
+    assert_eq!(store.run("run_2").unwrap(), Some(run));
+    assert_eq!(store.checkpoint().unwrap(), Some(saved));
+    assert_eq!(store.messages().unwrap(), messages);
+    assert_eq!(store.step().unwrap(), Some((answered, calls)));
+    assert_eq!(store.sub_sessions().unwrap(), [forwarded, local.clone()]);
+    assert_eq!(store.sub_session("c-1").unwrap(), Some(local));
+    assert_eq!(store.usage().unwrap(), usage);
+    assert_eq!(store.idempotency("start:s-1").unwrap(), Some(answer));
+    assert_eq!(store.idempotency("start:s").unwrap(), None);
+
+    let (_, other) = subject.fresh();
+    let mut handed_down = session(1, 0);
+    handed_down.origin = Rc::new(SessionOrigin {
+        parent: Some(ParentRef {
+            session_id: id(),
+            stream_id: StreamId::parse("st_0").unwrap(),
+            tool_call_id: "call".into(),
+        }),
+        user_id: Some("u".into()),
+        tags: Some(vec!["t".into()]),
+        metadata: json!({"m": [1]}).as_object().cloned(),
+    });
+    let first = Commit {
+        fence: None,
+        writes: vec![Write::Session(handed_down.clone())],
+    };
+    other.commit(&first).unwrap();
+    assert_eq!(other.session().unwrap(), Some(handed_down.clone()));
+    handed_down.last_sequence = 1;
+    write(&*other, vec![Write::Session(handed_down.clone())]);
+    assert_eq!(
+        other.session().unwrap(),
+        Some(handed_down),
+        "the origin stays"
+    );
+}
+
+pub(super) fn a_later_write_replaces(subject: Subject<'_>) {
+    let (_, store) = subject.fresh();
+    begun(&*store);
+    let open = RunRecord {
+        run_id: run_id(1),
+        start_sequence: 0,
+        start_step: 0,
+        started_at: 1,
+        terminal: None,
+    };
+    write(
+        &*store,
+        vec![
+            Write::Run(open.clone()),
+            Write::Step(step(1)),
+            Write::ToolCall(call("a", 0, json!({}))),
+            Write::SubSession(child("c-1")),
+            Write::SubSession(child("c-2")),
+        ],
+    );
+    let mut first = child("c-1");
+    first.status = SubStatus::Completed;
+    let mut started = call("a", 0, json!({}));
+    started.started = true;
+    let mut answered = step(1);
+    answered.answer = Some(answer("yes"));
+    for number in 1..=4 {
+        write(
+            &*store,
+            vec![Write::Checkpoint(checkpoint(number, json!({"n": number})))],
+        );
+        let latest = store.checkpoint().unwrap().unwrap();
+        assert_eq!(
+            latest.step_count, number,
+            "the last written checkpoint is the latest"
+        );
+        assert_eq!(*latest.state, json!({"n": number}));
+    }
+    write(
+        &*store,
+        vec![
+            Write::SubSession(first.clone()),
+            Write::ToolCall(started.clone()),
+            Write::Step(answered.clone()),
+        ],
+    );
+    assert_eq!(
+        store.sub_sessions().unwrap(),
+        [first, child("c-2")],
+        "the order is that of making"
+    );
+    assert_eq!(store.step().unwrap(), Some((answered, vec![started])));
+    assert_eq!(store.run("run_1").unwrap(), Some(open));
+}
+
+pub(super) fn rows_above_the_limit_are_kept(subject: Subject<'_>) {
+    let (_, store) = subject.fresh();
+    begun(&*store);
+    // Three bytes a character: no part may be cut inside one.
+    let huge = "日本語".repeat(500_000);
+    let medium = "m".repeat(200_000);
+    let log: Vec<String> = [&medium, &medium, &huge, "small", &medium, &medium, &medium]
+        .into_iter()
+        .map(text_chunk)
+        .collect();
+    let state = json!({"text": huge, "list": vec![medium.clone(); 3]});
+    let mut big_call = call("a/b", 0, json!({"q": medium}));
+    big_call.outcome = Some(ToolOutcome {
+        success: true,
+        result: json!(huge),
+        error: None,
+    });
+    let mut big_session = session(1, 7);
+    big_session.output = Some(json!(huge));
+    let big_message = MessageRecord::User { text: huge.clone() };
+    let mut big_step = step(1);
+    big_step.answer = Some(answer(&huge));
+    let terminal = Terminal {
+        status: SessionStatus::Completed,
+        sequence: 7,
+        output: Some(json!(huge)),
+        state: None,
+        usage: None,
+        failure: None,
+    };
+    let mut ended = RunRecord {
+        run_id: run_id(1),
+        start_sequence: 0,
+        start_step: 0,
+        started_at: 1,
+        terminal: Some(terminal),
+    };
+    write(
+        &*store,
+        vec![
+            Write::Chunks {
+                first: 1,
+                chunks: log.clone(),
+            },
+            Write::Checkpoint(checkpoint(1, state.clone())),
+            Write::Step(big_step.clone()),
+            Write::ToolCall(big_call.clone()),
+            Write::Session(big_session.clone()),
+            Write::Message(big_message.clone()),
+            Write::Message(MessageRecord::User {
+                text: "next".into(),
+            }),
+            Write::Run(ended.clone()),
+        ],
+    );
+    let expected: Vec<(Sequence, String)> = (1..).zip(log.iter().cloned()).collect();
+    assert_eq!(read(&*store, 0, 100, ALL), expected);
+    for after in 0..7 {
+        let one = PageLimit { chunks: 1, ..ALL };
+        let index = usize::try_from(after).unwrap();
+        assert_eq!(read(&*store, after, 100, one), expected[index..=index]);
+    }
+    let few = PageLimit {
+        bytes: 300_000,
+        ..ALL
+    };
+    assert_eq!(read(&*store, 0, 100, few), expected[..2]);
+    assert_eq!(
+        store.checkpoint().unwrap().map(|c| (*c.state).clone()),
+        Some(state)
+    );
+    assert_eq!(
+        store.step().unwrap(),
+        Some((big_step, vec![big_call.clone()]))
+    );
+    assert_eq!(store.session().unwrap(), Some(big_session.clone()));
+    assert_eq!(store.messages().unwrap()[0], big_message);
+    assert_eq!(store.run("run_1").unwrap(), Some(ended.clone()));
+
+    // Written again smaller, or cleared, nothing of the large text comes back.
+    big_call.outcome = None;
+    big_session.output = None;
+    ended.terminal = None;
+    write(
+        &*store,
+        vec![
+            Write::ToolCall(big_call.clone()),
+            Write::Step(step(1)),
+            Write::Session(big_session.clone()),
+            Write::Run(ended.clone()),
+        ],
+    );
+    assert_eq!(store.step().unwrap(), Some((step(1), vec![big_call])));
+    assert_eq!(store.session().unwrap(), Some(big_session));
+    assert_eq!(store.run("run_1").unwrap(), Some(ended));
+}
+
+pub(super) fn a_cleared_step_keeps_its_ids_used(subject: Subject<'_>) {
+    let (_, store) = subject.fresh();
+    begun(&*store);
+    let big = json!({"x": "x".repeat(2_000_000)});
+    write(
+        &*store,
+        vec![Write::Step(step(1)), Write::ToolCall(call("a", 0, big))],
+    );
+    write(&*store, vec![Write::ClearStep]);
+    assert_eq!(store.step().unwrap(), None);
+    write(
+        &*store,
+        vec![
+            Write::Step(step(2)),
+            Write::ToolCall(call("b", 0, json!({}))),
+        ],
+    );
+    let (_, calls) = store.step().unwrap().unwrap();
+    assert_eq!(
+        calls,
+        [call("b", 0, json!({}))],
+        "calls of a cleared step are gone"
+    );
+    assert!(store.tool_call_id_used("a").unwrap());
+    assert!(store.tool_call_id_used("b").unwrap());
+    assert!(!store.tool_call_id_used("A").unwrap());
+}
+
+pub(super) fn malformed_rows_are_typed_errors(subject: Subject<'_>) {
+    let (database, store) = subject.fresh();
+    begun(&*store);
+    write(
+        &*store,
+        vec![
+            chunks(1, &["one", "two"]),
+            chunks(3, &["three"]),
+            chunks(4, &["four"]),
+            Write::Checkpoint(checkpoint(1, json!({}))),
+            Write::Message(MessageRecord::User { text: "x".into() }),
+            Write::Step(step(1)),
+            Write::ToolCall(call("a", 0, json!({}))),
+            Write::SubSession(child("c")),
+            Write::Usage(UsageRecord::Tool {
+                name: "n".into(),
+                success: true,
+                at: 1,
+            }),
+            Write::Run(RunRecord {
+                run_id: run_id(1),
+                start_sequence: 0,
+                start_step: 0,
+                started_at: 1,
+                terminal: None,
+            }),
+        ],
+    );
+    type Probe = fn(&dyn Store) -> Option<Error>;
+    let session: Probe = |store| store.session().err();
+    let log: Probe = |store| store.chunks(0, 100, ALL).err();
+    let latest: Probe = |store| store.checkpoint().err();
+    let step: Probe = |store| store.step().err();
+    let sub: Probe = |store| store.sub_session("c").err();
+    let cases: [(&str, &str, Probe); 18] = [
+        ("ra_session", "status = 'secret'", session),
+        ("ra_session", "agent_type = 'not a type'", session),
+        ("ra_session", "epoch = 'secret'", session),
+        ("ra_session", "last_sequence = -1", session),
+        ("ra_session", "origin = '{\"tags\":\"secret\"}'", session),
+        ("ra_session", "output = '@2'", session),
+        ("ra_chunks", "last_sequence = 9", log),
+        ("ra_chunks", "body = 'secret'", log),
+        ("ra_chunks", "body = '{}' || char(10) || 'secret'", log),
+        ("ra_checkpoints", "state = '[\"secret\"]'", latest),
+        ("ra_checkpoints", "state = '{secret'", latest),
+        ("ra_messages", "body = '{\"role\":\"secret\"}'", |store| {
+            store.messages().err()
+        }),
+        ("ra_step", "answer = '1'", step),
+        ("ra_tool_calls", "body = '{\"call\":\"secret\"}'", step),
+        ("ra_sub_sessions", "status = 'secret'", sub),
+        ("ra_sub_sessions", "remote_last_sequence = 3", sub),
+        ("ra_usage", "body = '{}'", |store| store.usage().err()),
+        ("ra_runs", "terminal = 'secret'", |store| {
+            store.run("run_1").err()
+        }),
+    ];
+    for (table, change, probe) in cases {
+        assert_eq!(probe(&*store), None, "{table} before {change}");
+        let outcome = database.transaction(&mut || {
+            database.query(&format!("UPDATE {table} SET {change}"), &[])?;
+            let error = probe(&*store).unwrap_or_else(|| panic!("{table} with {change} was read"));
+            assert_eq!(
+                error.code,
+                Code::InvalidStoredState,
+                "{table} {change}: {error:?}"
+            );
+            assert!(
+                error.message.contains(table),
+                "{table} is not named: {error}"
+            );
+            assert!(
+                !format!("{error:?}").contains("secret"),
+                "content was told: {error:?}"
+            );
+            Err(Error::internal("undo"))
+        });
+        assert!(outcome.is_err());
+    }
+    let outcome = database.transaction(&mut || {
+        database.query("DELETE FROM ra_chunks WHERE first_sequence = 3", &[])?;
+        let error = log(&*store).expect("a gap in the log was read over");
+        assert_eq!(error.code, Code::InvalidStoredState);
+        Err(Error::internal("undo"))
+    });
+    assert!(outcome.is_err());
+}
