@@ -271,3 +271,15 @@ async fn a_ref_that_is_stopping_is_stopped_and_a_settled_one_left_alone() {
         assert_eq!(world.log(), Vec::<String>::new());
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn why_a_stream_ended_is_not_lost_behind_the_frames_before_it() {
+    let projected = (0, Err(TransportError::ProjectedMount));
+    let world = World::new([vec![chunk(1), projected]]);
+    world.child.interrupts.borrow_mut().push_back(stop_answer());
+    assert_eq!(
+        World::code(&world.outcome().await),
+        "framework_not_supported"
+    );
+    assert_eq!(world.forwarded(), [1]);
+}

@@ -621,20 +621,22 @@ fn another_life_of_the_child_is_read_from_its_floor() {
 
 #[test]
 fn a_cursor_above_all_that_the_child_knows_writes_nothing_twice() {
-    let mut bench = Bench::streaming();
-    bench.frames(vec![chunk(70)]);
-    let effects = bench.frames(vec![truncated(Some(1), "st_1")]);
-    assert!(has_note(&effects));
-    assert_eq!(
-        effects.last(),
-        Some(&Effect::Attach {
-            from: Position::None,
-            stream: st("st_1")
-        })
-    );
-    bench.tell(Event::Attached);
-    assert_eq!(bench.frames(vec![chunk(69), chunk(70)]), [Effect::Next]);
-    assert!(settled(&bench.frames(vec![Frame::End(completed())])).success);
+    for floor in [None, Some(1), Some(71)] {
+        let mut bench = Bench::streaming();
+        bench.frames(vec![chunk(70)]);
+        let effects = bench.frames(vec![truncated(floor, "st_1")]);
+        assert!(has_note(&effects));
+        assert_eq!(
+            effects.last(),
+            Some(&Effect::Attach {
+                from: Position::None,
+                stream: st("st_1")
+            })
+        );
+        bench.tell(Event::Attached);
+        assert_eq!(bench.frames(vec![chunk(69), chunk(70)]), [Effect::Next]);
+        assert!(settled(&bench.frames(vec![Frame::End(completed())])).success);
+    }
 }
 
 #[test]
