@@ -9,6 +9,7 @@ pub mod agent;
 pub mod cloudflare;
 pub mod error;
 pub mod http;
+pub mod mount;
 pub mod platform;
 pub mod protocol;
 pub mod store;

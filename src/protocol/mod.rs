@@ -3,10 +3,14 @@
 //! What is spelled here is the contract; nothing else in the crate knows a wire name. This module
 //! is pure: no clock, no randomness, no I/O. Sections 1 to 5 and 8 of the contract.
 
+pub mod canonical;
 pub mod chunk;
 pub mod frame;
 pub mod ids;
 pub mod message;
+pub mod request;
+pub mod route;
+pub mod sse;
 pub mod usage;
 
 /// The major version of the contract that this crate speaks.

@@ -1,0 +1,545 @@
+//! A mount: which sessions of a worker's objects its callers reach, and how much they are shown.
+//!
+//! Implements the rules of section 1 (order of checks, auth, allowlist, headers) and section 9. It
+//! is pure: a request becomes an [`Admission`], which becomes a request to the object, whose answer
+//! passes through [`Mount::answer`]. Nothing reaches an object before every check has passed, and
+//! no answer reaches a platform that would fail on it.
+
+mod auth;
+mod headers;
+mod project;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Uri};
+use serde_json::{Value, json};
+
+pub use auth::{Auth, Decision, Head, Hook};
+pub use headers::{INTERNAL_MOUNT, INTERNAL_SESSION};
+pub use project::{ChunkDetail, Projection, StateMap, UsageProjection};
+
+use crate::error::{Code, Error, Result};
+use crate::http::{Body, Request, Response, json as json_answer, refusal};
+use crate::protocol::ids::{AgentType, SessionId};
+use crate::protocol::message::{SnapshotResponse, UsageResponse};
+use crate::protocol::request::{
+    SessionQuery, SseQuery, check_version, idempotency_key, last_event_id, parse_resume,
+    parse_start, parse_stop,
+};
+use crate::protocol::route::{Action, Route, agent_path, normalize_base, parse_path};
+use crate::protocol::{BODY_LIMIT, VERSION};
+use crate::transport::Fetch;
+use auth::Guard;
+use project::View;
+
+#[cfg(test)]
+mod tests;
+
+/// The largest snapshot or usage answer that a mount reads to rewrite it, in bytes (32 MiB).
+pub const ANSWER_LIMIT: usize = 32 * 1024 * 1024;
+
+/// A logger for the mount's one warning.
+pub type Warn = Rc<dyn Fn(&str)>;
+
+/// One mount of a worker's objects. Build it once; it warns once.
+pub struct Mount {
+    base_path: String,
+    agents: Option<Vec<AgentType>>,
+    registered: Vec<AgentType>,
+    guard: Option<Guard>,
+    unauthenticated: bool,
+    warning: Option<Warn>,
+    warned: Cell<bool>,
+    projection: Option<Projection>,
+    usage: Option<UsageProjection>,
+    chunks: ChunkDetail,
+    body_limit: usize,
+}
+
+impl Mount {
+    /// A raw mount of every agent type, without auth, under `base_path`.
+    #[must_use]
+    pub fn new(base_path: impl AsRef<str>) -> Self {
+        Self {
+            base_path: normalize_base(base_path.as_ref()),
+            agents: None,
+            registered: Vec::new(),
+            guard: None,
+            unauthenticated: false,
+            warning: None,
+            warned: Cell::new(false),
+            projection: None,
+            usage: None,
+            chunks: ChunkDetail::Full,
+            body_limit: BODY_LIMIT,
+        }
+    }
+
+    /// The only agent types that this mount serves. Default: all, and the object checks them.
+    #[must_use]
+    pub fn with_agents(mut self, agents: impl IntoIterator<Item = AgentType>) -> Self {
+        self.agents = Some(agents.into_iter().collect());
+        self
+    }
+
+    /// The agent types that the list route tells where there is no allowlist. Default: none.
+    #[must_use]
+    pub fn with_registered(mut self, types: impl IntoIterator<Item = AgentType>) -> Self {
+        self.registered = types.into_iter().collect();
+        self
+    }
+
+    /// Who may use this mount. Default: everyone, with a warning.
+    #[must_use]
+    pub fn with_auth(mut self, auth: Auth) -> Self {
+        self.guard = Some(auth.into());
+        self
+    }
+
+    /// Says that a mount without auth is meant so, as behind a service binding.
+    #[must_use]
+    pub fn allow_unauthenticated(mut self) -> Self {
+        self.unauthenticated = true;
+        self
+    }
+
+    /// Where the warning goes when neither auth nor its absence was asked for. Default: nowhere.
+    #[must_use]
+    pub fn with_warning(mut self, warning: Warn) -> Self {
+        self.warning = Some(warning);
+        self
+    }
+
+    /// Shows state through a projection only. Default: a raw mount.
+    #[must_use]
+    pub fn with_projection(mut self, projection: Projection) -> Self {
+        self.projection = Some(projection);
+        self
+    }
+
+    /// Maps the usage rollup; alone it hides nothing else. Default: the rollup as it is.
+    #[must_use]
+    pub fn with_usage_projection(mut self, map: UsageProjection) -> Self {
+        self.usage = Some(map);
+        self
+    }
+
+    /// Which chunks pass. Default: [`ChunkDetail::Full`]. A mount that holds chunks back is no raw
+    /// mount, with or without a projection.
+    #[must_use]
+    pub fn with_chunks(mut self, chunks: ChunkDetail) -> Self {
+        self.chunks = chunks;
+        self
+    }
+
+    /// The largest request body, in bytes. Default: [`BODY_LIMIT`].
+    #[must_use]
+    pub fn with_body_limit(mut self, bytes: usize) -> Self {
+        self.body_limit = bytes;
+        self
+    }
+
+    /// Whether callers see less than what the object says, so that a dispatch may not use it.
+    #[must_use]
+    pub fn is_projected(&self) -> bool {
+        self.projection.is_some() || self.chunks == ChunkDetail::Lifecycle
+    }
+
+    /// Whether the body of a successful answer has to pass through [`Self::answer`]. Otherwise a
+    /// platform may hand it on as it is; only its headers need [`Self::stamp`].
+    #[must_use]
+    pub fn rewrites(&self, action: Action) -> bool {
+        match action {
+            Action::Sse => self.is_projected() || self.usage.is_some(),
+            Action::Snapshot | Action::Tree => self.projection.is_some(),
+            Action::Usage => self.usage.is_some(),
+            Action::Start | Action::Resume | Action::Status | Action::Interrupt | Action::Abort => {
+                false
+            }
+        }
+    }
+
+    /// Sets the headers that every answer of this mount carries, and removes those of one hop.
+    pub fn stamp(&self, headers: &mut HeaderMap) {
+        headers::strip(headers);
+        headers::stamp(headers, self.is_projected());
+    }
+
+    /// Checks what can be checked before the body is read: path, method, auth, allowlist, version
+    /// and announced length, in this order.
+    ///
+    /// # Errors
+    /// The answer that refuses the request.
+    #[allow(clippy::result_large_err)] // The answer goes out as it is; it is not passed up far.
+    pub fn admit(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<Admission, Response> {
+        self.check(method, uri, headers)
+            .map_err(|response| self.finished(*response))
+    }
+
+    fn check(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<Admission, Box<Response>> {
+        let refuse = |error: Error| Box::new(refusal(&error));
+        let Some(route) = parse_path(&self.base_path, uri.path()) else {
+            return Err(refuse(Error::not_found()));
+        };
+        if *method != route.method() {
+            let mut error = Error::new(
+                Code::MethodNotAllowed,
+                "This path does not take this method.",
+            );
+            error.allow = Some(route.allow());
+            return Err(refuse(error));
+        }
+        self.authorize(&Head {
+            method,
+            uri,
+            headers,
+            route: &route,
+        })?;
+        let (agent_type, action) = match route {
+            Route::List => {
+                check_version(headers).map_err(refuse)?;
+                return Ok(self.admission(Next::List(self.list())));
+            }
+            Route::Agent { agent_type, action } => (agent_type, action),
+        };
+        if self
+            .agents
+            .as_ref()
+            .is_some_and(|all| !all.contains(&agent_type))
+        {
+            return Err(refuse(Error::not_found()));
+        }
+        check_version(headers).map_err(refuse)?;
+        if action.is_post() && headers::content_length(headers) > self.body_limit as u64 {
+            return Err(refuse(too_large(self.body_limit)));
+        }
+        Ok(self.admission(Next::Agent {
+            agent_type,
+            action,
+            query: uri.query().map(str::to_owned),
+            headers: headers.clone(),
+        }))
+    }
+
+    fn authorize(&self, head: &Head<'_>) -> Result<(), Box<Response>> {
+        match &self.guard {
+            Some(guard) => guard.check(head),
+            None => {
+                let silent = self.unauthenticated || self.warned.replace(true);
+                if let (false, Some(warn)) = (silent, &self.warning) {
+                    let base = if self.base_path.is_empty() {
+                        "/"
+                    } else {
+                        &self.base_path
+                    };
+                    warn(&format!(
+                        "the mount {base} has no auth: anyone who reaches it can use it"
+                    ));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn list(&self) -> Value {
+        let agents = self.agents.as_ref().unwrap_or(&self.registered);
+        json!({ "agents": agents, "version": VERSION })
+    }
+
+    fn admission(&self, next: Next) -> Admission {
+        Admission {
+            next,
+            projected: self.is_projected(),
+            body_limit: self.body_limit,
+        }
+    }
+
+    /// The answer to the caller, made of the object's. The body of a snapshot or usage that this
+    /// mount [rewrites](Self::rewrites) must be whole; [`Self::finish`] sees to that.
+    #[must_use]
+    pub fn answer(&self, agent_type: &AgentType, action: Action, response: Response) -> Response {
+        let response = if self.rewrites(action) && response.status().as_u16() < 400 {
+            self.rewrite(agent_type, action, response)
+        } else {
+            response
+        };
+        self.finished(response)
+    }
+
+    /// As [`Self::answer`], for a body that may still be on its way.
+    pub async fn finish(
+        &self,
+        agent_type: &AgentType,
+        action: Action,
+        response: Response,
+    ) -> Response {
+        let whole = self.rewrites(action) && action != Action::Sse;
+        let (parts, body) = response.into_parts();
+        let body = match body {
+            Body::Stream(_) if whole => match body.collect(ANSWER_LIMIT).await {
+                Ok(bytes) => Body::Full(bytes),
+                Err(_) => return self.unreachable(),
+            },
+            body => body,
+        };
+        self.answer(agent_type, action, Response::from_parts(parts, body))
+    }
+
+    /// The answer for an object that threw, was reset, is overloaded or cannot be reached.
+    #[must_use]
+    pub fn unreachable(&self) -> Response {
+        self.finished(refusal(&Error::new(
+            Code::TransportError,
+            "The session cannot be reached right now; try again.",
+        )))
+    }
+
+    fn rewrite(&self, agent_type: &AgentType, action: Action, response: Response) -> Response {
+        let view = View {
+            agent_type: agent_type.clone(),
+            projection: self.projection.clone(),
+            usage: self.usage.clone(),
+            chunks: self.chunks,
+        };
+        let (mut parts, body) = response.into_parts();
+        headers::body_changes(&mut parts.headers);
+        let body = match (action, body) {
+            (Action::Sse, body) => view.stream(body),
+            (Action::Snapshot | Action::Usage, Body::Full(bytes)) => {
+                match self.rewrite_json(&view, action, &bytes) {
+                    Ok(bytes) => Body::Full(bytes),
+                    Err(error) => return refusal(&error),
+                }
+            }
+            (Action::Tree, _) => {
+                return refusal(&Error::new(
+                    Code::FeatureUnavailable,
+                    "A projected mount does not serve the tree.",
+                ));
+            }
+            _ => return refusal(&Error::internal("an answer's body was not whole")),
+        };
+        Response::from_parts(parts, body)
+    }
+
+    fn rewrite_json(&self, view: &View, action: Action, body: &[u8]) -> Result<Bytes> {
+        // The reader's message could quote the state, so it is not told.
+        let unreadable = |_| Error::internal("the object's answer cannot be read");
+        let written = if action == Action::Snapshot {
+            let mut answer: SnapshotResponse = serde_json::from_slice(body).map_err(unreadable)?;
+            answer.state = view.state(&answer.state);
+            answer.projection = self.projection.as_ref().map(|p| p.name.clone());
+            serde_json::to_vec(&answer)
+        } else {
+            let mut answer: UsageResponse = serde_json::from_slice(body).map_err(unreadable)?;
+            answer.rollup = view.usage(&answer.rollup);
+            serde_json::to_vec(&answer)
+        };
+        written.map(Bytes::from).map_err(unreadable)
+    }
+
+    /// What every answer passes last.
+    fn finished(&self, response: Response) -> Response {
+        finished(response, self.is_projected())
+    }
+}
+
+/// A request that passed every check that needs no body.
+pub struct Admission {
+    next: Next,
+    projected: bool,
+    body_limit: usize,
+}
+
+enum Next {
+    List(Value),
+    Agent {
+        agent_type: AgentType,
+        action: Action,
+        query: Option<String>,
+        headers: HeaderMap,
+    },
+}
+
+impl Admission {
+    /// Whether the request's body is to be read: at most one byte more than [`Self::body_limit`].
+    #[must_use]
+    pub fn takes_body(&self) -> bool {
+        matches!(&self.next, Next::Agent { action, .. } if action.is_post())
+    }
+
+    /// The largest body, in bytes.
+    #[must_use]
+    pub fn body_limit(&self) -> usize {
+        self.body_limit
+    }
+
+    /// Checks body and query and makes the object's request. `body` is empty where none is taken;
+    /// one that was found to be too long may be handed in cut, as long as it is over the limit.
+    ///
+    /// # Errors
+    /// The answer to send instead: a refusal, or the list of agent types.
+    #[allow(clippy::result_large_err)] // The answer goes out as it is; it is not passed up far.
+    pub fn forward(self, body: Bytes) -> Result<Forward, Response> {
+        let projected = self.projected;
+        let (agent_type, action, query, headers) = match self.next {
+            Next::List(list) => return Err(finished(json_answer(200, &list), projected)),
+            Next::Agent {
+                agent_type,
+                action,
+                query,
+                headers,
+            } => (agent_type, action, query, headers),
+        };
+        let body = if action.is_post() { body } else { Bytes::new() };
+        let made = if body.len() > self.body_limit {
+            Err(too_large(self.body_limit))
+        } else {
+            session_of(action, query.as_deref(), &headers, &body).and_then(|session_id| {
+                let request = object_request(
+                    &session_id,
+                    &agent_type,
+                    action,
+                    query.as_deref(),
+                    headers,
+                    body,
+                    projected,
+                )?;
+                Ok(Forward {
+                    session_id,
+                    agent_type,
+                    action,
+                    request,
+                })
+            })
+        };
+        made.map_err(|error| finished(refusal(&error), projected))
+    }
+}
+
+/// What goes to the object.
+#[derive(Debug)]
+pub struct Forward {
+    /// The session, also the object's name.
+    pub session_id: SessionId,
+    /// The agent type of the path.
+    pub agent_type: AgentType,
+    /// The action.
+    pub action: Action,
+    /// The request, as `http://object/{agentType}/{action}?{query}`.
+    pub request: Request,
+}
+
+/// The objects behind a mount.
+pub trait Objects {
+    /// The object of a session; it need not exist yet.
+    fn object(&self, session: &SessionId) -> Rc<dyn Fetch>;
+}
+
+/// Serves one request, from its admission to the answer. A platform that can hand bodies on
+/// natively does the same steps itself.
+pub async fn serve(mount: &Mount, objects: &dyn Objects, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let forward = mount
+        .admit(&parts.method, &parts.uri, &parts.headers)
+        .and_then(|admission| admission.forward(body));
+    let forward = match forward {
+        Ok(forward) => forward,
+        Err(response) => return response,
+    };
+    let object = objects.object(&forward.session_id);
+    match object.fetch(forward.request).await {
+        Ok(response) => {
+            mount
+                .finish(&forward.agent_type, forward.action, response)
+                .await
+        }
+        Err(_) => mount.unreachable(),
+    }
+}
+
+/// Reads all of a request that the contract speaks of, and tells the session.
+fn session_of(
+    action: Action,
+    query: Option<&str>,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Result<SessionId> {
+    match action {
+        Action::Start => {
+            let request = parse_start(body)?;
+            idempotency_key(headers)?;
+            Ok(request.session_id)
+        }
+        Action::Resume => {
+            let request = parse_resume(body)?;
+            idempotency_key(headers)?;
+            Ok(request.session_id)
+        }
+        Action::Interrupt | Action::Abort => Ok(parse_stop(body)?.session_id),
+        Action::Sse => Ok(SseQuery::parse(query, last_event_id(headers)?)?.session_id),
+        Action::Status | Action::Snapshot | Action::Usage | Action::Tree => {
+            Ok(SessionQuery::parse(query)?.session_id)
+        }
+    }
+}
+
+fn object_request(
+    session_id: &SessionId,
+    agent_type: &AgentType,
+    action: Action,
+    query: Option<&str>,
+    mut headers: HeaderMap,
+    body: Bytes,
+    projected: bool,
+) -> Result<Request> {
+    headers::strip(&mut headers);
+    headers::body_changes(&mut headers);
+    headers::mark_internal(&mut headers, session_id, projected)?;
+    let mut uri = format!("http://object{}", agent_path("", agent_type, action, &[]));
+    if let Some(query) = query {
+        uri.push('?');
+        uri.push_str(query);
+    }
+    let uri = uri
+        .parse::<Uri>()
+        .map_err(|e| Error::internal(format!("the object's address: {e}")))?;
+    let mut request = Request::new(body);
+    *request.method_mut() = action.method();
+    *request.uri_mut() = uri;
+    *request.headers_mut() = headers;
+    Ok(request)
+}
+
+fn too_large(limit: usize) -> Error {
+    Error::new(Code::PayloadTooLarge, "The body is too large.")
+        .with_detail(format!("the limit is {limit} bytes"))
+}
+
+/// Platforms fail on answers that HTTP does not know, so none of them leaves a mount.
+fn finished(response: Response, projected: bool) -> Response {
+    let mut response = match response.status().as_u16() {
+        204 | 205 | 304 => {
+            let (mut parts, _) = response.into_parts();
+            headers::body_changes(&mut parts.headers);
+            Response::from_parts(parts, Body::empty())
+        }
+        200..=599 => response,
+        status => refusal(&Error::internal(format!("an answer with status {status}"))),
+    };
+    headers::strip(response.headers_mut());
+    headers::stamp(response.headers_mut(), projected);
+    response
+}
