@@ -10,8 +10,11 @@ pub mod cloudflare;
 pub mod error;
 pub mod http;
 pub mod mount;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod native;
 pub mod platform;
 pub mod protocol;
+pub mod session;
 pub mod store;
 pub mod transport;
 

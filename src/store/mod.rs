@@ -4,9 +4,18 @@
 //! fenced by the run's epoch. Reads are synchronous and see the last commit. Stored JSON is read
 //! through types; a malformed row is `invalid_stored_state` and names table, key and reason.
 
+pub mod contract;
+mod log;
+mod read;
 mod records;
+mod rows;
+mod schema;
+mod sql;
+mod write;
 
 pub use records::*;
+pub use schema::{MIGRATIONS, Migration};
+pub use sql::SqlStore;
 
 use crate::error::Result;
 use crate::protocol::ids::Sequence;

@@ -106,6 +106,8 @@ pub struct RunRecord {
     pub run_id: RunId,
     /// The newest sequence before its first chunk: reading from here yields the whole run.
     pub start_sequence: Sequence,
+    /// The steps that were committed before it: its own are counted from here.
+    pub start_step: u64,
     /// When it began.
     pub started_at: Timestamp,
     /// Its terminal frame as SSE-ready event name and JSON, once it has settled. State is not in

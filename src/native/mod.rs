@@ -1,0 +1,9 @@
+//! The native shell: what a server outside Cloudflare needs of its platform.
+//!
+//! A faithful twin of a Durable Object: it keeps to the platform's limits also where the machine
+//! could do more, so that what passes natively passes there. Section 4 of the platform's rules for
+//! SQLite is in [`database`].
+
+pub mod database;
+
+pub use database::RusqliteDatabase;

@@ -1,0 +1,165 @@
+//! The store over any SQL database: Durable Object SQLite and rusqlite share this one.
+//!
+//! A commit is one transaction that begins with the fence; a refused or failed one leaves no trace,
+//! not even the tables. A read on an empty database finds nothing and makes nothing.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use super::schema::{self, MIGRATIONS, Stage};
+use super::{
+    CheckpointRecord, ChunkPage, Commit, CommitError, Database, Epoch, IdempotencyRecord,
+    MessageRecord, PageLimit, RunRecord, SessionRecord, StepRecord, Store, SubSessionRecord,
+    ToolCallRecord, UsageRecord, log, read, write,
+};
+use crate::error::{Code, Error, Result};
+use crate::protocol::ids::Sequence;
+
+/// A [`Store`] over one object's database.
+pub struct SqlStore {
+    database: Rc<dyn Database>,
+    /// Whether the schema was seen to be current. Only a hint: an outer transaction that was
+    /// rolled back may have taken the tables away again.
+    current: Cell<bool>,
+}
+
+impl SqlStore {
+    /// A store over `database`, which it neither reads nor changes yet.
+    #[must_use]
+    pub fn new(database: Rc<dyn Database>) -> Self {
+        Self {
+            database,
+            current: Cell::new(false),
+        }
+    }
+
+    /// Reads, or gives the empty answer while nothing was ever stored.
+    fn read<T: Default>(&self, work: impl Fn(&dyn Database) -> Result<T>) -> Result<T> {
+        let hinted = self.current.get();
+        if !self.can_read()? {
+            return Ok(T::default());
+        }
+        match work(&*self.database) {
+            Err(error) if hinted && error.code == Code::Internal => {
+                self.current.set(false);
+                if self.can_read()? {
+                    Err(error)
+                } else {
+                    Ok(T::default())
+                }
+            }
+            other => other,
+        }
+    }
+
+    /// Whether there are tables to read; older ones are brought up to date first.
+    fn can_read(&self) -> Result<bool> {
+        if self.current.get() {
+            return Ok(true);
+        }
+        match schema::inspect(&*self.database, MIGRATIONS)? {
+            Stage::Absent => return Ok(false),
+            Stage::Current => {}
+            stage @ Stage::At(_) => {
+                let database = &*self.database;
+                database.transaction(&mut || schema::migrate(database, MIGRATIONS, stage))?;
+            }
+        }
+        self.current.set(true);
+        Ok(true)
+    }
+
+    /// The stored epoch, after whatever the schema lacks was made. Inside the transaction only.
+    fn epoch_for_writing(&self) -> Result<Option<Epoch>> {
+        if self.current.get() {
+            match read::epoch(&*self.database) {
+                Err(error) if error.code == Code::Internal => self.current.set(false),
+                other => return other,
+            }
+        }
+        let stage = schema::inspect(&*self.database, MIGRATIONS)?;
+        schema::migrate(&*self.database, MIGRATIONS, stage)?;
+        read::epoch(&*self.database)
+    }
+}
+
+impl Store for SqlStore {
+    fn commit(&self, commit: &Commit) -> Result<(), CommitError> {
+        let mut fenced = false;
+        let outcome = self.database.transaction(&mut || {
+            fenced = self.epoch_for_writing()? != commit.fence;
+            if fenced {
+                return Err(Error::internal("the session is at another epoch"));
+            }
+            commit
+                .writes
+                .iter()
+                .try_for_each(|one| write::apply(&*self.database, one))
+        });
+        match outcome {
+            Ok(()) => {
+                self.current.set(true);
+                Ok(())
+            }
+            Err(_) if fenced => Err(CommitError::Fenced {
+                expected: commit.fence.unwrap_or_default(),
+            }),
+            Err(error) => Err(CommitError::Failed(error)),
+        }
+    }
+
+    fn session(&self) -> Result<Option<SessionRecord>> {
+        self.read(read::session)
+    }
+
+    fn run(&self, run_id: &str) -> Result<Option<RunRecord>> {
+        self.read(|database| read::run(database, run_id))
+    }
+
+    fn checkpoint(&self) -> Result<Option<CheckpointRecord>> {
+        self.read(read::checkpoint)
+    }
+
+    fn chunks(&self, after: Sequence, until: Sequence, limit: PageLimit) -> Result<ChunkPage> {
+        self.read(|database| log::page(database, after, until, limit))
+    }
+
+    fn messages(&self) -> Result<Vec<MessageRecord>> {
+        self.read(read::messages)
+    }
+
+    fn step(&self) -> Result<Option<(StepRecord, Vec<ToolCallRecord>)>> {
+        self.read(read::step)
+    }
+
+    fn tool_call_id_used(&self, id: &str) -> Result<bool> {
+        self.read(|database| read::tool_call_id_used(database, id))
+    }
+
+    fn sub_sessions(&self) -> Result<Vec<SubSessionRecord>> {
+        self.read(read::sub_sessions)
+    }
+
+    fn sub_session(&self, id: &str) -> Result<Option<SubSessionRecord>> {
+        self.read(|database| read::sub_session(database, id))
+    }
+
+    fn announced(&self, sub_session_id: &str, agent_type: &str) -> Result<bool> {
+        self.read(|database| log::announced(database, sub_session_id, agent_type))
+    }
+
+    fn usage(&self) -> Result<Vec<UsageRecord>> {
+        self.read(read::usage)
+    }
+
+    fn idempotency(&self, key: &str) -> Result<Option<IdempotencyRecord>> {
+        self.read(|database| read::idempotency(database, key))
+    }
+
+    fn database(&self) -> &dyn Database {
+        &*self.database
+    }
+}
+
+#[cfg(test)]
+mod tests;
