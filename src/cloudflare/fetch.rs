@@ -8,17 +8,16 @@ use std::rc::Rc;
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 use js_sys::Promise;
-use serde::Deserialize;
 use wasm_bindgen::{JsCast as _, JsValue};
 
 use super::convert;
 use super::ffi::{self, RawAbortController, RawFetcher};
 use crate::error::{Code, Error};
 use crate::http::{Request, Response, refusal};
+use crate::mount::Objects;
 use crate::platform::Runtime;
 use crate::protocol::ids::{AgentType, SessionId};
-use crate::protocol::request::SessionQuery;
-use crate::transport::{Fetch, FetchError, HttpTransport, Transport};
+use crate::transport::{Fetch, FetchError, HttpTransport, ObjectsFetch, Transport};
 
 /// Calls another Worker over a service binding.
 #[derive(Clone, Debug)]
@@ -26,10 +25,16 @@ pub struct BindingFetch {
     fetcher: RawFetcher,
 }
 
-/// Calls objects of a namespace; each request goes to the object named by its `sessionId`.
+/// The objects of one namespace, by session id.
 #[derive(Clone, Debug)]
-pub struct ObjectFetch {
+pub struct DurableObjects {
     namespace: worker::ObjectNamespace,
+}
+
+/// Calls one object.
+struct StubFetch {
+    namespace: worker::ObjectNamespace,
+    session: SessionId,
 }
 
 /// Calls the open network.
@@ -44,8 +49,8 @@ impl BindingFetch {
     }
 }
 
-impl ObjectFetch {
-    /// A caller of this namespace's objects.
+impl DurableObjects {
+    /// The objects of this namespace.
     #[must_use]
     pub fn new(namespace: worker::ObjectNamespace) -> Self {
         Self { namespace }
@@ -59,13 +64,15 @@ impl Fetch for BindingFetch {
     }
 }
 
-impl Fetch for ObjectFetch {
+impl Objects for DurableObjects {
+    fn object(&self, session: &SessionId) -> Rc<dyn Fetch> {
+        Rc::new(StubFetch { namespace: self.namespace.clone(), session: session.clone() })
+    }
+}
+
+impl Fetch for StubFetch {
     fn fetch(&self, request: Request) -> LocalBoxFuture<'static, Result<Response, FetchError>> {
-        let session = match session_of(&request) {
-            Ok(session) => session,
-            Err(error) => return futures::future::ready(Ok(refusal(&error))).boxed_local(),
-        };
-        let namespace = self.namespace.clone();
+        let (namespace, session) = (self.namespace.clone(), self.session.clone());
         // A stub that failed once stays broken, so each call has its own.
         exchange(request, move |request| stub(&namespace, &session)?.fetch(request)).boxed_local()
     }
@@ -97,7 +104,7 @@ pub fn object_stub_transport(
     agent_type: AgentType,
     runtime: Rc<dyn Runtime>,
 ) -> Rc<dyn Transport> {
-    let fetch = Rc::new(ObjectFetch::new(namespace));
+    let fetch = Rc::new(ObjectsFetch::new(Rc::new(DurableObjects::new(namespace))));
     Rc::new(HttpTransport::new(fetch, runtime, "http://object", "", agent_type))
 }
 
@@ -142,21 +149,5 @@ impl Drop for Pending {
         if let Some(controller) = self.0.take() {
             drop(controller.cancel_request());
         }
-    }
-}
-
-/// The session that a request concerns: in the query of a GET, in the body of a POST.
-fn session_of(request: &Request) -> crate::Result<SessionId> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Named {
-        session_id: SessionId,
-    }
-    if request.method() == http::Method::GET {
-        return SessionQuery::parse(request.uri().query()).map(|query| query.session_id);
-    }
-    match serde_json::from_slice::<Named>(request.body()) {
-        Ok(named) => Ok(named.session_id),
-        Err(_) => Err(Error::invalid("sessionId", "sessionId is missing or malformed")),
     }
 }

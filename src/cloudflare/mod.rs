@@ -15,7 +15,9 @@ mod runtime;
 mod stream;
 
 pub use database::DurableDatabase;
-pub use fetch::{BindingFetch, GlobalFetch, ObjectFetch, object_stub_transport, service_binding_transport};
+pub use fetch::{
+    BindingFetch, DurableObjects, GlobalFetch, object_stub_transport, service_binding_transport,
+};
 pub use mount::serve;
 pub use object::ObjectHost;
 pub use runtime::{DurableRuntime, WorkerRuntime};

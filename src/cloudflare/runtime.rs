@@ -140,7 +140,7 @@ pub(super) fn log(level: Level, event: &dyn fmt::Display) {
         Level::Warn => "warn",
         Level::Error => "error",
     };
-    let line = serde_json::json!({ "level": name, "event": event.to_string() }).to_string();
+    let line = line(name, event.to_string());
     let written = match level {
         Level::Info => ffi::console_log(&line),
         Level::Warn => ffi::console_warn(&line),
@@ -148,6 +148,17 @@ pub(super) fn log(level: Level, event: &dyn fmt::Display) {
     };
     // A console that throws leaves nobody to tell.
     drop(written);
+}
+
+/// The line of an event. One that is a JSON object already has its fields in the line itself.
+fn line(level: &str, event: String) -> String {
+    let mut fields = serde_json::Map::new();
+    fields.insert("level".to_owned(), level.into());
+    match serde_json::from_str(&event) {
+        Ok(serde_json::Value::Object(own)) => fields.extend(own),
+        _ => drop(fields.insert("event".to_owned(), event.into())),
+    }
+    serde_json::Value::Object(fields).to_string()
 }
 
 /// A timeout as a future; dropping it clears the timeout.

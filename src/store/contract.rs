@@ -189,7 +189,7 @@ fn chunks(first: Sequence, texts: &[&str]) -> Write {
 
 const ALL: PageLimit = PageLimit {
     chunks: 1_000_000,
-    bytes: 1 << 40,
+    bytes: usize::MAX,
 };
 
 fn read(
