@@ -13,6 +13,7 @@ pub mod mount;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod native;
 pub mod platform;
+pub mod producer;
 pub mod protocol;
 pub mod session;
 pub mod store;

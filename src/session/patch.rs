@@ -1,1 +1,175 @@
+//! Patches: from two states to operations, from operations to a state, and what a step's state is
+//! when some of its writes are dropped.
+//!
+//! Pure. `apply(before, diff(before, after))` is `after` as a JSON value, always. Section 4 (the
+//! form of a `state_patch`) and section 5 (staging, the law of the step, the default winner).
 
+mod reconcile;
+
+use serde_json::{Map, Value};
+
+pub use reconcile::{CallWrites, Reconciled, Skipped, reconcile};
+
+use crate::protocol::chunk::PatchOperation;
+
+/// A patch that does not apply, or an operation that is malformed. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("operation {operation} of a patch does not apply at '{path}': {reason}")]
+pub struct PatchError {
+    /// The operation's place in the patch, from 0.
+    pub operation: usize,
+    /// Its path.
+    pub path: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// The operations that turn `before` into `after`: `add`, `remove` and `replace`.
+///
+/// An array that only grew at its end becomes one `add <path>/-` for each new element; one that
+/// only lost elements at one end becomes `remove`s where these are fewer than what stays; one of
+/// the same length is compared element by element; any other is replaced. Both documents should be
+/// objects, as every state is; another root is replaced as a whole.
+#[must_use]
+pub fn diff(before: &Value, after: &Value) -> Vec<PatchOperation> {
+    let mut operations = Vec::new();
+    compare(&mut String::new(), before, after, &mut operations);
+    operations
+}
+
+/// Applies operations in order, to a copy: an error leaves nothing half done.
+///
+/// # Errors
+/// [`PatchError`] names the operation that does not apply.
+pub fn apply(document: &Value, operations: &[PatchOperation]) -> Result<Value, PatchError> {
+    let patch = operations
+        .iter()
+        .enumerate()
+        .map(|(index, operation)| {
+            typed(operation).map_err(|reason| failed(index, operation, reason))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut copy = document.clone();
+    match json_patch::patch_unsafe(&mut copy, &patch) {
+        Ok(()) => Ok(copy),
+        Err(error) => Err(PatchError {
+            operation: error.operation,
+            path: error.path.to_string(),
+            reason: error.kind.to_string(),
+        }),
+    }
+}
+
+fn failed(index: usize, operation: &PatchOperation, reason: impl Into<String>) -> PatchError {
+    PatchError {
+        operation: index,
+        path: operation.path.clone(),
+        reason: reason.into(),
+    }
+}
+
+fn typed(operation: &PatchOperation) -> Result<json_patch::PatchOperation, String> {
+    let mut object = Map::new();
+    object.insert("op".into(), operation.op.clone().into());
+    object.insert("path".into(), operation.path.clone().into());
+    if let Some(from) = &operation.from {
+        object.insert("from".into(), from.clone().into());
+    }
+    if let Some(value) = &operation.value {
+        object.insert("value".into(), value.clone());
+    }
+    serde_json::from_value(Value::Object(object)).map_err(|error| error.to_string())
+}
+
+fn compare(path: &mut String, before: &Value, after: &Value, operations: &mut Vec<PatchOperation>) {
+    match (before, after) {
+        _ if before == after => {}
+        (Value::Object(before), Value::Object(after)) => {
+            compare_objects(path, before, after, operations);
+        }
+        (Value::Array(old), Value::Array(new)) => compare_arrays(path, old, new, after, operations),
+        _ => operations.push(operation("replace", path, Some(after))),
+    }
+}
+
+fn compare_objects(
+    path: &mut String,
+    before: &Map<String, Value>,
+    after: &Map<String, Value>,
+    operations: &mut Vec<PatchOperation>,
+) {
+    for key in before.keys().filter(|key| !after.contains_key(*key)) {
+        below(path, key, |path| {
+            operations.push(operation("remove", path, None));
+        });
+    }
+    for (key, value) in after {
+        below(path, key, |path| match before.get(key) {
+            Some(old) => compare(path, old, value, operations),
+            None => operations.push(operation("add", path, Some(value))),
+        });
+    }
+}
+
+fn compare_arrays(
+    path: &mut String,
+    old: &[Value],
+    new: &[Value],
+    after: &Value,
+    operations: &mut Vec<PatchOperation>,
+) {
+    if old.len() == new.len() {
+        for (index, (old, new)) in old.iter().zip(new).enumerate() {
+            below(path, &index.to_string(), |path| {
+                compare(path, old, new, operations);
+            });
+        }
+        return;
+    }
+    if let Some(added) = new.strip_prefix(old) {
+        below(path, "-", |path| {
+            operations.extend(
+                added
+                    .iter()
+                    .map(|value| operation("add", path, Some(value))),
+            );
+        });
+        return;
+    }
+    let removed = old.len().saturating_sub(new.len());
+    let worth_it = removed < new.len();
+    if worth_it && old.starts_with(new) {
+        for index in (new.len()..old.len()).rev() {
+            below(path, &index.to_string(), |path| {
+                operations.push(operation("remove", path, None));
+            });
+        }
+    } else if worth_it && old.ends_with(new) {
+        below(path, "0", |path| {
+            operations.extend((0..removed).map(|_| operation("remove", path, None)));
+        });
+    } else {
+        operations.push(operation("replace", path, Some(after)));
+    }
+}
+
+/// Runs `work` with the path of a member, and takes the path back afterwards.
+fn below(path: &mut String, key: &str, work: impl FnOnce(&mut String)) {
+    let length = path.len();
+    path.push('/');
+    path.push_str(&key.replace('~', "~0").replace('/', "~1"));
+    work(path);
+    path.truncate(length);
+}
+
+fn operation(op: &str, path: &str, value: Option<&Value>) -> PatchOperation {
+    PatchOperation {
+        op: op.into(),
+        path: path.into(),
+        from: None,
+        value: value.cloned(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

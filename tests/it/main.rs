@@ -1,1 +1,7 @@
 //! The integration tests: one binary, one module a feature.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, dead_code, missing_docs)]
+
+mod routes;
+mod session;
+mod support;

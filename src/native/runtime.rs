@@ -1,0 +1,122 @@
+//! The native runtime: one thread of tokio, its clock and its tasks.
+//!
+//! The clock is tokio's, so that a paused clock makes every wait virtual. An object's alarm is a
+//! task that sleeps until the alarm's time; arming it again replaces it.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures::future::LocalBoxFuture;
+
+use crate::error::{Error, Result};
+use crate::platform::{Level, ObjectRuntime, Runtime};
+use crate::protocol::ids::Timestamp;
+
+/// Where log lines go.
+pub type LogSink = Rc<dyn Fn(Level, &str)>;
+
+/// What an alarm does.
+type OnAlarm = Rc<dyn Fn() -> LocalBoxFuture<'static, ()>>;
+
+/// The runtime of one object, or of a program's own calls. Must be used within a tokio
+/// `LocalSet`.
+pub struct LocalRuntime {
+    began: tokio::time::Instant,
+    base: Timestamp,
+    log: LogSink,
+    /// Counts arming; the time that is armed, if any.
+    armed: Rc<Cell<(u64, Option<Timestamp>)>>,
+    on_alarm: RefCell<Option<OnAlarm>>,
+    tasks: RefCell<Vec<tokio::task::AbortHandle>>,
+}
+
+impl LocalRuntime {
+    /// A runtime whose clock starts at `base` (milliseconds since the Unix epoch) now.
+    #[must_use]
+    pub fn new(base: Timestamp, log: LogSink) -> Rc<Self> {
+        Rc::new(Self {
+            began: tokio::time::Instant::now(),
+            base,
+            log,
+            armed: Rc::new(Cell::new((0, None))),
+            on_alarm: RefCell::new(None),
+            tasks: RefCell::new(Vec::new()),
+        })
+    }
+
+    /// Sets what an alarm does.
+    pub fn on_alarm(&self, action: OnAlarm) {
+        *self.on_alarm.borrow_mut() = Some(action);
+    }
+
+    /// When the alarm is due, if it is armed.
+    #[must_use]
+    pub fn alarm_at(&self) -> Option<Timestamp> {
+        self.armed.get().1
+    }
+
+    /// Ends every task of this runtime where it stands, as the end of a process does.
+    pub fn kill(&self) {
+        for task in self.tasks.borrow_mut().drain(..) {
+            task.abort();
+        }
+    }
+}
+
+impl Runtime for LocalRuntime {
+    fn now(&self) -> Timestamp {
+        let elapsed = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.base.saturating_add(elapsed)
+    }
+
+    fn entropy(&self) -> [u8; 16] {
+        let mut bits = [0; 16];
+        // Without randomness ids would repeat and sessions would meet; there is no going on.
+        if getrandom::fill(&mut bits).is_err() {
+            std::process::abort();
+        }
+        bits
+    }
+
+    fn sleep(&self, duration: Duration) -> LocalBoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+
+    fn spawn(&self, task: LocalBoxFuture<'static, ()>) {
+        let mut tasks = self.tasks.borrow_mut();
+        tasks.retain(|task| !task.is_finished());
+        tasks.push(tokio::task::spawn_local(task).abort_handle());
+    }
+
+    fn log(&self, level: Level, event: &dyn fmt::Display) {
+        (self.log)(level, &event.to_string());
+    }
+}
+
+impl ObjectRuntime for LocalRuntime {
+    fn sync(&self) -> LocalBoxFuture<'static, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn set_alarm(&self, at: Option<Timestamp>) -> LocalBoxFuture<'static, Result<()>> {
+        let generation = self.armed.get().0.wrapping_add(1);
+        self.armed.set((generation, at));
+        let action = self.on_alarm.borrow().clone();
+        let Some(at) = at else { return Box::pin(async { Ok(()) }) };
+        let Some(action) = action else {
+            return Box::pin(async { Err(Error::internal("this runtime has no object for an alarm")) });
+        };
+        let wait = Duration::from_millis(at.saturating_sub(self.now()));
+        let armed = self.armed.clone();
+        self.spawn(Box::pin(async move {
+            tokio::time::sleep(wait).await;
+            if armed.get().0 == generation {
+                armed.set((generation, None));
+                action().await;
+            }
+        }));
+        Box::pin(async { Ok(()) })
+    }
+}

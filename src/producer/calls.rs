@@ -1,0 +1,362 @@
+//! The tools of a step: local ones at once, children within their bound, each result one commit.
+//!
+//! A stop cuts local tools off and lets children be told; what has no result then is paired by the
+//! settling commit. A tool's future is dropped to cancel it.
+
+use std::rc::Rc;
+
+use futures::StreamExt as _;
+use futures::future::{Either, LocalBoxFuture, join, join_all, select};
+use futures::stream;
+use serde_json::{Value, json};
+
+use super::{Halt, Producer};
+use crate::agent::{
+    Agent, FINISH_TOOL, Identity, StepHandle, StopSignal, SubAgent, SubAgentPayload, Tool, ToolContext,
+};
+use crate::consumer::{CallHost, CallOutcome, CallSpec, run_call};
+use crate::dispatch::{child_id, message_for};
+use crate::error::{Code, Error, Result};
+use crate::platform::{Level, Runtime};
+use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp};
+use crate::protocol::message::{ParentRef, StartRequest};
+use crate::session::{ChildSettled, failed_outcome};
+use crate::store::{
+    Database, Epoch, SubRemote, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord, ToolOutcome,
+};
+
+/// What carries a call out.
+enum Route {
+    Finish,
+    Local(Rc<dyn Tool>),
+    Child(Rc<SubAgent>),
+    Unknown,
+}
+
+impl Producer {
+    /// Runs every call of the step that has no result yet.
+    pub(super) async fn act(self: &Rc<Self>, epoch: Epoch, agent: &Rc<Agent>, stop: &StopSignal) -> Result<(), Halt> {
+        let open: Vec<ToolCallRecord> = self
+            .read(|session| {
+                session.step.as_ref().map_or_else(Vec::new, |step| {
+                    step.calls.iter().filter(|call| call.outcome.is_none()).cloned().collect()
+                })
+            })?
+            .unwrap_or_default();
+        let mut locals = Vec::new();
+        let mut children = Vec::new();
+        for record in open {
+            let side = Rc::new(CallSide {
+                producer: self.clone(),
+                epoch,
+                stop: stop.clone(),
+                tool_call_id: record.call.id.clone(),
+            });
+            let agent = agent.clone();
+            match route(&agent, &record.call.name) {
+                Route::Child(sub) => children.push(side.child(agent, sub, record)),
+                other => locals.push(side.local(agent, other, record)),
+            }
+        }
+        let at_once = agent.limits.max_children.max(1);
+        // Children leave the queue in call order; none leaves it under a stop.
+        let children = stream::iter(children).buffer_unordered(at_once).collect::<Vec<_>>();
+        let (locals, children) = join(join_all(locals), children).await;
+        locals.into_iter().chain(children).collect()
+    }
+}
+
+fn route(agent: &Agent, name: &str) -> Route {
+    if name == FINISH_TOOL && agent.output.is_some() {
+        return Route::Finish;
+    }
+    if let Some(sub) = agent.sub_agents.iter().find(|sub| sub.tool_name() == name) {
+        return Route::Child(sub.clone());
+    }
+    match agent.tools.iter().find(|tool| tool.spec().name == name) {
+        Some(tool) => Route::Local(tool.clone()),
+        None => Route::Unknown,
+    }
+}
+
+/// One call's side of the session: what its tool, or its dispatch, may do.
+struct CallSide {
+    producer: Rc<Producer>,
+    epoch: Epoch,
+    stop: StopSignal,
+    tool_call_id: String,
+}
+
+impl CallSide {
+    fn local(
+        self: Rc<Self>,
+        agent: Rc<Agent>,
+        route: Route,
+        record: ToolCallRecord,
+    ) -> LocalBoxFuture<'static, Result<(), Halt>> {
+        Box::pin(async move {
+            self.started()?;
+            let outcome = match route {
+                Route::Finish => Some(finish(&agent, &record.call)),
+                Route::Local(tool) => self.execute(&agent, &*tool, &record).await?,
+                Route::Child(_) | Route::Unknown => {
+                    let sentence = format!("There is no tool {}.", record.call.name);
+                    Some(failed_outcome(Code::ValidationError, sentence, false, None))
+                }
+            };
+            match outcome {
+                Some(outcome) => self.finished(outcome, None),
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// Runs a local tool; `None` when a stop cut it off.
+    async fn execute(
+        self: &Rc<Self>,
+        agent: &Agent,
+        tool: &dyn Tool,
+        record: &ToolCallRecord,
+    ) -> Result<Option<ToolOutcome>, Halt> {
+        let running = tool.call(self.context(record.started)?, record.call.arguments.clone());
+        let limit = select(self.producer.runtime.sleep(agent.limits.tool_timeout), Box::pin(self.stop.wait()));
+        Ok(match select(running, limit).await {
+            Either::Left((Ok(result), _)) => Some(ToolOutcome { success: true, result, error: None }),
+            Either::Left((Err(error), _)) => {
+                Some(failed_outcome(error.code, error.message, error.retryable, None))
+            }
+            Either::Right((Either::Left(_), _)) => {
+                let sentence = format!("The tool took longer than {} s.", agent.limits.tool_timeout.as_secs());
+                Some(failed_outcome(Code::RunTimeout, sentence, true, None))
+            }
+            Either::Right((Either::Right(_), _)) => None,
+        })
+    }
+
+    fn child(
+        self: Rc<Self>,
+        agent: Rc<Agent>,
+        sub: Rc<SubAgent>,
+        record: ToolCallRecord,
+    ) -> LocalBoxFuture<'static, Result<(), Halt>> {
+        Box::pin(async move {
+            if self.stop.is_set() {
+                return Ok(());
+            }
+            self.started()?;
+            if let Err(reason) = sub.input.check(&record.call.arguments) {
+                let sentence = format!("The arguments do not fit: {reason}");
+                return self.finished(failed_outcome(Code::ValidationError, sentence, false, None), None);
+            }
+            let (spec, child) = match self.spec(&sub, &record) {
+                Ok(spec) => spec,
+                Err(error) => {
+                    let outcome = failed_outcome(error.code, error.message.into_owned(), false, None);
+                    return self.finished(outcome, None);
+                }
+            };
+            let outcome = run_call(self.clone(), sub.clone(), spec).await;
+            self.settle_child(&agent, &sub, child, outcome)
+        })
+    }
+
+    /// The call's child: derived, so that a repeated execution meets the one that it began.
+    fn spec(&self, sub: &SubAgent, record: &ToolCallRecord) -> Result<(CallSpec, SessionId)> {
+        let producer = &self.producer;
+        let (session, state) = producer
+            .read(|session| (session.record.clone(), session.checkpoint.state.clone()))?
+            .ok_or_else(Error::not_found)?;
+        let child = child_id(&session.session_id, &session.stream_id, &self.tool_call_id, sub.location)?;
+        let known = producer.store.sub_session(&child)?;
+        let state = match &sub.initial_state {
+            Some(fill) => Some(fill(&record.call.arguments, &state, producer.store.database())?),
+            None => None,
+        };
+        let timeout = u64::try_from(sub.policy.call_timeout.as_millis()).unwrap_or(u64::MAX);
+        let spec = CallSpec {
+            child_id: child.clone(),
+            tool_call_id: self.tool_call_id.clone(),
+            request: StartRequest {
+                session_id: child.clone(),
+                agent_type: Some(sub.agent_type.clone()),
+                message: message_for(&record.call.arguments),
+                state,
+                metadata: session.origin.metadata.clone(),
+                user_id: session.origin.user_id.clone(),
+                tags: session.origin.tags.clone(),
+                parent: Some(ParentRef {
+                    session_id: session.session_id.clone(),
+                    stream_id: session.stream_id.clone(),
+                    tool_call_id: self.tool_call_id.clone(),
+                }),
+            },
+            deadline: known
+                .as_ref()
+                .map_or_else(|| producer.now().saturating_add(timeout), |known| known.deadline),
+            resume: known.is_some(),
+        };
+        Ok((spec, child))
+    }
+
+    /// Runs the hook, then commits outcome, ref and usage together.
+    fn settle_child(
+        self: &Rc<Self>,
+        agent: &Agent,
+        sub: &SubAgent,
+        child: SessionId,
+        outcome: CallOutcome,
+    ) -> Result<(), Halt> {
+        if let Some(hook) = &agent.after_sub_agent {
+            let payload = SubAgentPayload {
+                name: sub.name.clone(),
+                sub_session_id: child.clone(),
+                agent_type: sub.agent_type.clone(),
+                success: outcome.success,
+                output: outcome.output.clone(),
+                child_custom_state: outcome.child_state.clone(),
+            };
+            // The child's result stands whatever the hook makes of it.
+            if let Err(error) = hook(&payload, &self.context(false)?) {
+                self.producer.log(
+                    Level::Warn,
+                    "after_sub_agent_failed",
+                    &[("toolCallId", &self.tool_call_id), ("code", error.code.as_str())],
+                );
+            }
+        }
+        let settled = ChildSettled { sub_session_id: child.clone(), status: outcome.status, usage: outcome.usage };
+        let record = self.producer.store.sub_session(&child)?.map(|record| (record, settled));
+        let tool = ToolOutcome { success: outcome.success, result: outcome.result, error: outcome.error };
+        self.finished(tool, record)
+    }
+
+    fn started(&self) -> Result<(), Halt> {
+        self.producer.apply_in(self.epoch, |session, now| session.tool_started(&self.tool_call_id, now))
+    }
+
+    fn finished(&self, outcome: ToolOutcome, child: Option<(SubSessionRecord, ChildSettled)>) -> Result<(), Halt> {
+        self.producer
+            .apply_in(self.epoch, |session, now| session.tool_finished(&self.tool_call_id, outcome, child, now))
+    }
+
+    fn context(self: &Rc<Self>, repeated: bool) -> Result<ToolContext> {
+        let identity = self
+            .producer
+            .read(|session| Identity {
+                session_id: session.record.session_id.clone(),
+                agent_type: session.record.agent_type.clone(),
+                origin: session.record.origin.clone(),
+            })?
+            .ok_or_else(Error::not_found)?;
+        Ok(ToolContext {
+            identity,
+            tool_call_id: self.tool_call_id.clone(),
+            repeated,
+            stop: self.stop.clone(),
+            handle: self.clone(),
+        })
+    }
+
+    /// As [`Producer::apply_in`], for those who only see the crate's error.
+    fn apply(
+        &self,
+        change: impl FnOnce(&crate::session::Session, Timestamp) -> Result<crate::session::Transition>,
+    ) -> Result<()> {
+        self.producer.apply_in(self.epoch, change).map_err(|halt| match halt {
+            Halt::Failed(error) => error,
+            Halt::Superseded => Error::new(Code::RunInterrupted, "Another execution owns the session now."),
+        })
+    }
+
+    fn stored_child(&self, id: &SessionId) -> Result<SubSessionRecord> {
+        self.producer.store.sub_session(id)?.ok_or_else(|| Producer::stored_missing("sub-session", id))
+    }
+}
+
+/// Checks what the model hands in.
+fn finish(agent: &Agent, call: &ToolCall) -> ToolOutcome {
+    let checked = agent.output.as_ref().map_or(Ok(()), |shape| shape.check(&call.arguments));
+    match checked {
+        Ok(()) => ToolOutcome { success: true, result: json!({"accepted": true}), error: None },
+        Err(reason) => {
+            let sentence = format!("The output does not have its declared shape: {reason}");
+            failed_outcome(Code::OutputValidationFailed, sentence, false, None)
+        }
+    }
+}
+
+impl StepHandle for CallSide {
+    fn state(&self) -> Rc<Value> {
+        match self.producer.read(crate::session::Session::working_state) {
+            Ok(Some(state)) => state,
+            _ => Rc::new(Value::Null),
+        }
+    }
+
+    fn stage(&self, tool_call_id: &str, state: Value) -> Result<()> {
+        let shape = self
+            .producer
+            .read(|session| session.record.agent_type.clone())?
+            .and_then(|agent_type| self.producer.agents.find(agent_type.as_str()))
+            .map(|agent| agent.state.clone());
+        if let Some(Err(reason)) = shape.map(|shape| shape.check(&state)) {
+            return Err(Error::invalid("state", "The state does not have the agent's shape.").with_detail(reason));
+        }
+        self.apply(|session, now| session.stage(tool_call_id, state, now))
+    }
+
+    fn emit(&self, event_name: &str, data: Value) -> Result<()> {
+        self.apply(|session, now| session.emit(event_name, data, now))
+    }
+
+    fn database(&self) -> &dyn Database {
+        self.producer.store.database()
+    }
+
+    fn now(&self) -> Timestamp {
+        self.producer.now()
+    }
+}
+
+impl CallHost for CallSide {
+    fn runtime(&self) -> Rc<dyn Runtime> {
+        self.producer.runtime.clone()
+    }
+
+    fn stop(&self) -> StopSignal {
+        self.stop.clone()
+    }
+
+    fn child(&self, id: &SessionId) -> Result<Option<SubSessionRecord>> {
+        self.producer.store.sub_session(id)
+    }
+
+    fn open(&self, record: SubSessionRecord) -> Result<()> {
+        self.apply(|session, now| session.child_opened(record, now))
+    }
+
+    fn attached(&self, id: &SessionId, stream: &StreamId) -> Result<()> {
+        let mut child = self.stored_child(id)?;
+        if child.remote.as_ref().is_some_and(|remote| remote.stream_id == *stream) {
+            return Ok(());
+        }
+        child.remote = Some(SubRemote { stream_id: stream.clone(), last_sequence: 0 });
+        self.apply(|session, now| session.forwarded(child, stream.clone(), 0, Vec::new(), now))
+    }
+
+    fn forward(&self, id: &SessionId, stream: &StreamId, through: Sequence, chunks: Vec<String>) -> Result<()> {
+        let child = self.stored_child(id)?;
+        self.apply(|session, now| session.forwarded(child, stream.clone(), through, chunks, now))
+    }
+
+    fn announced(&self, session_id: &str, agent_type: Option<&str>) -> Result<bool> {
+        match agent_type {
+            Some(agent_type) => self.producer.store.announced(session_id, agent_type),
+            None => self.producer.store.announced(session_id, ""),
+        }
+    }
+
+    fn note(&self, child: &SessionId, message: &str) {
+        self.producer.log(Level::Warn, "sub_agent", &[("subSessionId", child.as_str()), ("note", message)]);
+    }
+}

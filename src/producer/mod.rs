@@ -1,0 +1,249 @@
+//! The driver of one session: it feeds the machine, commits what the machine says, and publishes.
+//!
+//! One [`Producer`] lives in one object. The store is the truth; what is held in memory is a cache
+//! that may vanish at any await. Every change goes through [`Producer::apply`]: compute a
+//! transition, commit it, swap the session, in one synchronous block. A chunk reaches readers only
+//! after its commit is durable (section 4 of the contract).
+
+mod calls;
+mod publish;
+mod routes;
+mod run;
+mod stream;
+mod usage;
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::Rc;
+
+use serde_json::json;
+
+use crate::agent::{Agents, StopSignal};
+use crate::error::{Code, Error, Result};
+use crate::platform::{Level, ObjectRuntime};
+use crate::protocol::ids::Timestamp;
+use crate::protocol::message::SessionStatus;
+use crate::session::{Session, Transition};
+use crate::store::{CommitError, Epoch, Store};
+use publish::Publisher;
+
+/// How often the alarm looks after a running session, in milliseconds.
+const WATCHDOG_MS: u64 = 2_000;
+
+/// Executions of one run without a committed step after which the run fails.
+const MAX_ATTEMPTS: u32 = 5;
+
+/// The driver of one session.
+pub struct Producer {
+    runtime: Rc<dyn ObjectRuntime>,
+    store: Rc<dyn Store>,
+    agents: Agents,
+    session: RefCell<Option<Session>>,
+    runner: RefCell<Option<Runner>>,
+    next_runner: Cell<u64>,
+    publisher: Rc<Publisher>,
+}
+
+/// The execution that lives in this instance.
+struct Runner {
+    number: u64,
+    epoch: Epoch,
+    stop: StopSignal,
+}
+
+/// Why an execution ends without settling its run.
+#[derive(Debug)]
+enum Halt {
+    /// Another execution owns the session now.
+    Superseded,
+    /// The store or a transition failed; the watchdog starts another execution.
+    Failed(Error),
+}
+
+impl From<Error> for Halt {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Producer {
+    /// The driver of the session in `store`, or of none as long as none was begun there.
+    #[must_use]
+    pub fn new(runtime: Rc<dyn ObjectRuntime>, store: Rc<dyn Store>, agents: Agents) -> Rc<Self> {
+        let publisher = Publisher::new(runtime.clone());
+        Rc::new(Self {
+            runtime,
+            store,
+            agents,
+            session: RefCell::new(None),
+            runner: RefCell::new(None),
+            next_runner: Cell::new(0),
+            publisher,
+        })
+    }
+
+    /// The watchdog: starts an execution if the session is running and has none here, and arms the
+    /// alarm again as long as the session is running. Never fails: a failure is logged, and the
+    /// alarm is armed all the same.
+    pub async fn alarm(self: &Rc<Self>) {
+        if let Err(error) = self.kick().await {
+            self.log(Level::Error, "watchdog", &[("code", error.code.as_str()), ("error", &error.message)]);
+            if let Err(error) = self.arm_watchdog().await {
+                self.log(Level::Error, "watchdog_not_armed", &[("error", &error.message)]);
+            }
+        }
+    }
+
+    /// Makes sure that a running session has an execution and a watchdog.
+    async fn kick(self: &Rc<Self>) -> Result<()> {
+        let Some(status) = self.read(|session| session.record.status)? else { return Ok(()) };
+        if status != SessionStatus::Running {
+            return self.runtime.set_alarm(None).await;
+        }
+        if !self.is_executing() {
+            self.apply(Session::wake)?;
+            self.launch()?;
+            self.log(Level::Info, "wake", &[]);
+        }
+        self.arm_watchdog().await
+    }
+
+    async fn arm_watchdog(&self) -> Result<()> {
+        self.runtime.set_alarm(Some(self.now().saturating_add(WATCHDOG_MS))).await
+    }
+
+    /// Starts the execution of the session's present epoch.
+    fn launch(self: &Rc<Self>) -> Result<()> {
+        let Some(epoch) = self.read(|session| session.record.epoch)? else { return Ok(()) };
+        let number = self.next_runner.get().wrapping_add(1);
+        self.next_runner.set(number);
+        let stop = StopSignal::default();
+        *self.runner.borrow_mut() = Some(Runner { number, epoch, stop: stop.clone() });
+        let this = self.clone();
+        self.runtime.spawn(Box::pin(async move {
+            let halt = this.clone().run(epoch, stop).await.err();
+            this.forget_runner(number);
+            match halt {
+                None => {
+                    // A resume may have begun the next run meanwhile: it has armed its own alarm.
+                    let at_rest = this.read(|session| session.record.status != SessionStatus::Running);
+                    if matches!(at_rest, Ok(Some(true))) && !this.is_executing() {
+                        if let Err(error) = this.runtime.set_alarm(None).await {
+                            this.log(Level::Warn, "alarm_not_cleared", &[("error", &error.message)]);
+                        }
+                    }
+                }
+                Some(Halt::Superseded) => this.log(Level::Info, "superseded", &[]),
+                Some(Halt::Failed(error)) => {
+                    this.log(
+                        Level::Error,
+                        "execution_failed",
+                        &[
+                            ("code", error.code.as_str()),
+                            ("error", &error.message),
+                            ("detail", error.detail.as_deref().unwrap_or_default()),
+                        ],
+                    );
+                }
+            }
+        }));
+        Ok(())
+    }
+
+    fn forget_runner(&self, number: u64) {
+        let mut runner = self.runner.borrow_mut();
+        if runner.as_ref().is_some_and(|runner| runner.number == number) {
+            *runner = None;
+        }
+    }
+
+    /// Whether an execution lives in this instance right now.
+    fn is_executing(&self) -> bool {
+        self.runner.borrow().is_some()
+    }
+
+    fn signal_stop(&self) {
+        let stop = self.runner.borrow().as_ref().map(|runner| runner.stop.clone());
+        if let Some(stop) = stop {
+            stop.set();
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.runtime.now()
+    }
+
+    /// Reads from the session; `None` when none was begun here.
+    fn read<T>(&self, look: impl FnOnce(&Session) -> T) -> Result<Option<T>> {
+        let mut cached = self.session.borrow_mut();
+        if cached.is_none() {
+            *cached = Session::load(&*self.store)?;
+            if let Some(session) = cached.as_ref() {
+                self.publisher.committed(session.record.last_sequence);
+            }
+        }
+        Ok(cached.as_ref().map(look))
+    }
+
+    /// Computes a transition, commits it and makes it the session. Nothing changes on an error.
+    fn apply(&self, change: impl FnOnce(&Session, Timestamp) -> Result<Transition>) -> Result<()> {
+        let now = self.now();
+        let Some(transition) = self.read(|session| change(session, now))? else {
+            return Err(Error::not_found());
+        };
+        self.commit(transition?)
+    }
+
+    fn commit(&self, transition: Transition) -> Result<()> {
+        match self.store.commit(&transition.commit) {
+            Ok(()) => {
+                let last = transition.next.record.last_sequence;
+                *self.session.borrow_mut() = Some(transition.next);
+                self.publisher.committed(last);
+                Ok(())
+            }
+            Err(error) => {
+                // The cache may be behind the store now; the next read loads it anew.
+                *self.session.borrow_mut() = None;
+                if let CommitError::Fenced { .. } = error {
+                    self.signal_stop();
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    /// As [`Self::apply`], for an execution: refused once another execution owns the session.
+    fn apply_in(
+        &self,
+        epoch: Epoch,
+        change: impl FnOnce(&Session, Timestamp) -> Result<Transition>,
+    ) -> Result<(), Halt> {
+        match self.read(|session| session.record.epoch)? {
+            Some(current) if current == epoch => Ok(self.apply(change)?),
+            _ => Err(Halt::Superseded),
+        }
+    }
+
+    /// One structured log line with the session's ids. Never content, never credentials.
+    fn log(&self, level: Level, event: &str, fields: &[(&str, &str)]) {
+        let mut line = json!({"event": event});
+        if let Some(object) = line.as_object_mut() {
+            if let Some(session) = self.session.borrow().as_ref() {
+                object.insert("sessionId".into(), session.record.session_id.as_str().into());
+                object.insert("agentType".into(), session.record.agent_type.as_str().into());
+                object.insert("runId".into(), session.record.run_id.as_str().into());
+                object.insert("epoch".into(), session.record.epoch.into());
+                object.insert("step".into(), session.record.step_count.into());
+            }
+            for (name, value) in fields {
+                object.insert((*name).into(), (*value).into());
+            }
+        }
+        self.runtime.log(level, &line);
+    }
+
+    fn stored_missing(what: &str, key: &dyn fmt::Display) -> Error {
+        Error::new(Code::InvalidStoredState, format!("A {what} row is missing.")).with_detail(key.to_string())
+    }
+}

@@ -1,0 +1,354 @@
+//! The object's routes: what a mount forwards, answered for the one session that lives here.
+//!
+//! Requests come as `/{agentType}/{action}`. A session that is not here, and one of another agent
+//! type, are the same 404. A refusal writes nothing.
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+use http::Method;
+use serde_json::{Map, Value, json};
+
+use super::Producer;
+use crate::agent::{Agent, Entry};
+use crate::error::{Code, Error, Result};
+use crate::http::{Request, Response, json as json_answer, refusal};
+use crate::platform::Level;
+use crate::protocol::canonical;
+use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId};
+use crate::protocol::message::{ResumeMode, StartResponse, StopResponse};
+use crate::protocol::request::{
+    SessionQuery, SseQuery, idempotency_key, parse_resume, parse_start, parse_stop, query_value,
+};
+use crate::protocol::route::Action;
+use crate::session::{Accepted, Begin, EntryIds, Reopen, Session};
+use crate::store::{IdempotencyRecord, RunRecord, SessionOrigin, StopKind};
+
+impl Producer {
+    /// Answers one request. Every failure is an envelope.
+    pub async fn handle(self: &Rc<Self>, request: Request) -> Response {
+        match self.route(request).await {
+            Ok(response) => response,
+            Err(error) => {
+                let level = if error.status() >= 500 { Level::Error } else { Level::Info };
+                self.log(
+                    level,
+                    "refused",
+                    &[("code", error.code.as_str()), ("field", error.field.as_deref().unwrap_or_default())],
+                );
+                refusal(&error)
+            }
+        }
+    }
+
+    async fn route(self: &Rc<Self>, request: Request) -> Result<Response> {
+        let (parts, body) = request.into_parts();
+        let mut segments = parts.uri.path().trim_start_matches('/').split('/');
+        let (Some(agent_type), Some(action), None) = (segments.next(), segments.next(), segments.next()) else {
+            return Err(Error::not_found());
+        };
+        let agent_type = AgentType::parse(agent_type).map_err(|_| Error::not_found())?;
+        if action == "descendant" && parts.method == Method::GET {
+            return self.descendant(&agent_type, parts.uri.query());
+        }
+        let action = Action::parse(action).ok_or_else(Error::not_found)?;
+        if action.method() != parts.method {
+            let mut error = Error::new(Code::MethodNotAllowed, "This path does not take this method.");
+            error.allow = Some(action.allow());
+            return Err(error);
+        }
+        let query = parts.uri.query();
+        match action {
+            Action::Start => self.start(&agent_type, &body, &parts.headers).await,
+            Action::Resume => self.resume(&agent_type, &body, &parts.headers).await,
+            Action::Interrupt => self.stop(StopKind::Interrupt, &agent_type, &body).await,
+            Action::Abort => self.stop(StopKind::Abort, &agent_type, &body).await,
+            Action::Sse => {
+                let last = parts.headers.get("last-event-id").and_then(|value| value.to_str().ok());
+                let query = SseQuery::parse(query, last)?;
+                self.expect(&agent_type, &query.session_id)?;
+                self.sse(query).await
+            }
+            Action::Status => {
+                self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
+                let executing = self.is_executing();
+                self.read(|session| json_answer(200, &session.status(executing)))?.ok_or_else(Error::not_found)
+            }
+            Action::Snapshot => {
+                self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
+                self.read(|session| json_answer(200, &session.snapshot()))?.ok_or_else(Error::not_found)
+            }
+            Action::Usage => {
+                let session_id = SessionQuery::parse(query)?.session_id;
+                self.expect(&agent_type, &session_id)?;
+                let rollup = self.usage_rollup(None).await?;
+                Ok(json_answer(200, &json!({"sessionId": session_id, "rollup": rollup})))
+            }
+            Action::Tree => {
+                self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
+                Err(Error::new(Code::FeatureUnavailable, "Tree snapshots are not served by this version."))
+            }
+        }
+    }
+
+    /// Makes sure that this object hosts the session under this type.
+    fn expect(&self, agent_type: &AgentType, session_id: &SessionId) -> Result<()> {
+        let found = self.read(|session| {
+            session.record.agent_type == *agent_type && session.record.session_id == *session_id
+        })?;
+        if found == Some(true) { Ok(()) } else { Err(Error::not_found()) }
+    }
+
+    fn entropy_ids(&self) -> EntryIds {
+        EntryIds { run_id: RunId::from_entropy(self.runtime.entropy()), entropy: self.runtime.entropy() }
+    }
+
+    async fn start(
+        self: &Rc<Self>,
+        agent_type: &AgentType,
+        body: &Bytes,
+        headers: &http::HeaderMap,
+    ) -> Result<Response> {
+        let agent = self.agents.find(agent_type.as_str()).ok_or_else(Error::not_found)?;
+        let request = parse_start(body)?;
+        if request.agent_type.as_ref().is_some_and(|named| named != agent_type) {
+            return Err(Error::invalid("agentType", "agentType differs from the one in the path"));
+        }
+        let key = Key::read(Action::Start, body, headers)?;
+        if self.read(|_| ())?.is_some() {
+            self.expect(agent_type, &request.session_id)?;
+            if let Some(answer) = self.replay(key.as_ref())? {
+                return Ok(answer);
+            }
+            self.read(|session| session.check_parent(request.parent.as_ref()))?.ok_or_else(Error::not_found)??;
+            let refused = self.read(Session::refuse_start)?.ok_or_else(Error::not_found)?;
+            if refused.code == Code::AlreadyRunning {
+                self.kick().await?;
+            }
+            return Err(refused);
+        }
+
+        let ids = self.entropy_ids();
+        let stream_id = StreamId::from_entropy(self.runtime.entropy());
+        let answer = StartResponse {
+            session_id: request.session_id.to_string(),
+            stream_id: stream_id.to_string(),
+            run_id: Some(ids.run_id.to_string()),
+        };
+        let idempotency = key.map(|key| key.record(&answer, self.now())).transpose()?;
+        let mut incoming = request.state.unwrap_or_default();
+        // The hook's own writes and the first commit are one transaction: a start that is refused
+        // here, or fails half way, leaves nothing.
+        let mut committed = None;
+        let now = self.now();
+        let database = self.store.database();
+        database.transaction(&mut || {
+            if let Some(hook) = &agent.before_entry {
+                hook(&mut Entry {
+                    session_id: &request.session_id,
+                    is_start: true,
+                    message: &request.message,
+                    state: &mut incoming,
+                    database,
+                })?;
+            }
+            let state = initial_state(&agent, std::mem::take(&mut incoming))?;
+            let transition = Session::begin(
+                Begin {
+                    session_id: request.session_id.clone(),
+                    agent_type: agent_type.clone(),
+                    stream_id: stream_id.clone(),
+                    message: request.message.clone(),
+                    state,
+                    origin: SessionOrigin {
+                        parent: request.parent.clone(),
+                        user_id: request.user_id.clone(),
+                        tags: request.tags.clone(),
+                        metadata: request.metadata.clone(),
+                    },
+                    idempotency: idempotency.clone(),
+                    ids: ids.clone(),
+                },
+                now,
+            )?;
+            self.store.commit(&transition.commit)?;
+            committed = Some(transition.next);
+            Ok(())
+        })?;
+        if let Some(session) = committed {
+            let last = session.record.last_sequence;
+            *self.session.borrow_mut() = Some(session);
+            self.publisher.committed(last);
+        }
+        self.begin_execution("start").await?;
+        Ok(json_answer(200, &answer))
+    }
+
+    async fn resume(
+        self: &Rc<Self>,
+        agent_type: &AgentType,
+        body: &Bytes,
+        headers: &http::HeaderMap,
+    ) -> Result<Response> {
+        let request = parse_resume(body)?;
+        self.expect(agent_type, &request.session_id)?;
+        let agent = self.agents.find(agent_type.as_str()).ok_or_else(Error::not_found)?;
+        let key = Key::read(Action::Resume, body, headers)?;
+        if let Some(answer) = self.replay(key.as_ref())? {
+            return Ok(answer);
+        }
+        self.read(|session| session.check_parent(request.parent.as_ref()))?.ok_or_else(Error::not_found)??;
+        let mode = request.mode.unwrap_or(if request.message.is_some() {
+            ResumeMode::WithMessage
+        } else {
+            ResumeMode::Continue
+        });
+        let ids = self.entropy_ids();
+        let stream_id =
+            self.read(|session| session.record.stream_id.to_string())?.ok_or_else(Error::not_found)?;
+        let answer = StartResponse {
+            session_id: request.session_id.to_string(),
+            stream_id,
+            run_id: Some(ids.run_id.to_string()),
+        };
+        let now = self.now();
+        let idempotency = key.map(|key| key.record(&answer, now)).transpose()?;
+        let reopen = Reopen { mode, message: request.message.clone(), idempotency, ids };
+        let transition =
+            self.read(|session| session.resume(reopen, now))?.ok_or_else(Error::not_found)??;
+        let database = self.store.database();
+        let mut committed = false;
+        database.transaction(&mut || {
+            if let (Some(hook), Some(message)) = (&agent.before_entry, &request.message) {
+                let mut nothing = Map::new();
+                hook(&mut Entry {
+                    session_id: &request.session_id,
+                    is_start: false,
+                    message,
+                    state: &mut nothing,
+                    database,
+                })?;
+            }
+            self.store.commit(&transition.commit)?;
+            committed = true;
+            Ok(())
+        })?;
+        if committed {
+            let last = transition.next.record.last_sequence;
+            *self.session.borrow_mut() = Some(transition.next);
+            self.publisher.committed(last);
+        }
+        self.begin_execution("resume").await?;
+        Ok(json_answer(200, &answer))
+    }
+
+    async fn begin_execution(self: &Rc<Self>, event: &str) -> Result<()> {
+        self.launch()?;
+        self.log(Level::Info, event, &[]);
+        // The run is committed and under way; a watchdog that cannot be armed is worth a warning,
+        // not a refusal of what has happened.
+        if let Err(error) = self.arm_watchdog().await {
+            self.log(Level::Warn, "watchdog_not_armed", &[("error", &error.message)]);
+        }
+        Ok(())
+    }
+
+    async fn stop(self: &Rc<Self>, kind: StopKind, agent_type: &AgentType, body: &Bytes) -> Result<Response> {
+        let request = parse_stop(body)?;
+        self.expect(agent_type, &request.session_id)?;
+        let run = self.latest_run()?;
+        let now = self.now();
+        let outcome = self
+            .read(|session| match kind {
+                StopKind::Interrupt => session.interrupt(request.reason.clone(), run, now),
+                StopKind::Abort => session.abort(request.reason.clone(), run, now),
+            })?
+            .ok_or_else(Error::not_found)??;
+        if let Some(transition) = outcome.transition {
+            self.commit(transition)?;
+        }
+        self.signal_stop();
+        // A running session that nothing executes must still reach its boundary.
+        self.kick().await?;
+        let status = self.read(|session| session.record.status)?.ok_or_else(Error::not_found)?;
+        Ok(json_answer(
+            200,
+            &StopResponse {
+                session_id: request.session_id.to_string(),
+                status,
+                accepted: outcome.accepted == Accepted::Yes,
+            },
+        ))
+    }
+
+    /// The stored row of the latest run.
+    pub(super) fn latest_run(&self) -> Result<RunRecord> {
+        let run_id = self.read(|session| session.record.run_id.clone())?.ok_or_else(Error::not_found)?;
+        self.store.run(run_id.as_str())?.ok_or_else(|| Self::stored_missing("run", &run_id))
+    }
+
+    /// What was answered under this key, if it was used for the same request.
+    fn replay(&self, key: Option<&Key>) -> Result<Option<Response>> {
+        let Some(key) = key else { return Ok(None) };
+        let Some(record) = self.store.idempotency(&key.key)? else { return Ok(None) };
+        if record.digest != key.digest {
+            return Err(Error::new(
+                Code::IdempotencyConflict,
+                "This idempotency key was used with another request; use a new key.",
+            ));
+        }
+        let answer: StartResponse = serde_json::from_str(&record.answer).map_err(|e| {
+            Error::new(Code::InvalidStoredState, "A stored answer cannot be read.")
+                .with_detail(format!("idempotency: {e}"))
+        })?;
+        Ok(Some(json_answer(200, &answer)))
+    }
+
+    /// Whether a session is a descendant of the one here: 200 or the 404 of an unknown session.
+    fn descendant(&self, agent_type: &AgentType, query: Option<&str>) -> Result<Response> {
+        self.expect(agent_type, &SessionQuery::parse(query)?.session_id)?;
+        let (Some(sub), Some(sub_type)) =
+            (query_value(query, "subSessionId")?, query_value(query, "subAgentType")?)
+        else {
+            return Err(Error::not_found());
+        };
+        let id = SessionId::parse(&sub).map_err(|_| Error::not_found())?;
+        let direct = self.store.sub_session(&id)?.is_some_and(|child| child.agent_type.as_str() == sub_type);
+        if direct || self.store.announced(&sub, &sub_type)? {
+            Ok(json_answer(200, &json!({})))
+        } else {
+            Err(Error::not_found())
+        }
+    }
+}
+
+/// The agent's initial state, overlaid by what came in and checked against its shape.
+fn initial_state(agent: &Agent, incoming: Map<String, Value>) -> Result<Value> {
+    let mut state = agent.state.initial().as_object().cloned().unwrap_or_default();
+    state.extend(incoming);
+    let state = Value::Object(state);
+    agent.state.check(&state).map_err(|reason| {
+        Error::invalid("state", "The state does not have the agent's shape.").with_detail(reason)
+    })?;
+    Ok(state)
+}
+
+/// An idempotency key with the digest of the request that it came with.
+struct Key {
+    key: String,
+    digest: String,
+}
+
+impl Key {
+    fn read(action: Action, body: &Bytes, headers: &http::HeaderMap) -> Result<Option<Self>> {
+        let Some(key) = idempotency_key(headers)? else { return Ok(None) };
+        let value: Value = serde_json::from_slice(body)
+            .map_err(|e| Error::invalid("body", "The body is not JSON.").with_detail(e.to_string()))?;
+        Ok(Some(Self { key, digest: canonical::digest(action, &value) }))
+    }
+
+    fn record(self, answer: &StartResponse, at: u64) -> Result<IdempotencyRecord> {
+        let answer = serde_json::to_string(answer).map_err(|e| Error::internal(format!("answer: {e}")))?;
+        Ok(IdempotencyRecord { key: self.key, digest: self.digest, answer, at })
+    }
+}

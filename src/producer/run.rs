@@ -1,0 +1,440 @@
+//! The loop of one execution: ask the machine what is next, do it, commit, until the run settles.
+//!
+//! Every wait can be cut by a stop. An execution that finds another epoch in the store ends without
+//! writing anything.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::future::{Either, select};
+use serde_json::Value;
+
+use super::{Halt, MAX_ATTEMPTS, Producer};
+use crate::agent::model::{ModelError, ModelErrorKind, ModelEvent, ModelRequest, StopReason, ToolSpec};
+use crate::agent::{Agent, FINISH_TOOL, StopSignal};
+use crate::error::{Code, Error, Result};
+use crate::platform::Level;
+use crate::protocol::chunk::ChunkBody;
+use crate::protocol::usage::Tokens;
+use crate::session::{ModelAnswer, Next, Settlement};
+use crate::store::{Epoch, Failure, MessageRecord, StopKind, SubStatus, ToolCall};
+
+/// Waits before a model call is tried again, in seconds.
+const MODEL_RETRY_SECONDS: [u64; 3] = [1, 2, 4];
+
+/// What a model is told that ended its turn without handing in the declared output.
+const OUTPUT_NUDGE: &str = "Hand in the result by calling the tool `finish` with arguments that fit its schema.";
+
+/// At most this many events of a model are committed together.
+const EVENTS_PER_COMMIT: usize = 64;
+
+impl Producer {
+    /// Runs the session of this epoch until it settles, is superseded or fails.
+    pub(super) async fn run(self: Rc<Self>, epoch: Epoch, stop: StopSignal) -> Result<(), Halt> {
+        let agent = self
+            .read(|session| session.record.agent_type.clone())?
+            .and_then(|agent_type| self.agents.find(agent_type.as_str()));
+        let Some(agent) = agent else {
+            let failure = failure(Code::NotSupported, "This object does not host the session's agent type.");
+            return self.fail(epoch, failure).await;
+        };
+        if self.read(|session| session.record.attempts)?.unwrap_or(0) > MAX_ATTEMPTS {
+            let failure = failure(Code::RunAttemptsExhausted, "The run was restarted too often without progress.");
+            return self.fail(epoch, failure).await;
+        }
+        loop {
+            match self.read(crate::session::Session::next)? {
+                None | Some(Next::Rest) => return Ok(()),
+                Some(Next::Stop) => return self.settle_stop(epoch).await,
+                Some(Next::Ask) => self.ask(epoch, &agent, &stop).await?,
+                Some(Next::Act) => self.act(epoch, &agent, &stop).await?,
+                Some(Next::Promote) => self.promote(epoch, &agent).await?,
+            }
+        }
+    }
+
+    /// Asks the model and commits its answer; a failed attempt is discarded visibly and tried again.
+    async fn ask(self: &Rc<Self>, epoch: Epoch, agent: &Rc<Agent>, stop: &StopSignal) -> Result<(), Halt> {
+        let mut retries = MODEL_RETRY_SECONDS.iter();
+        loop {
+            let error = match self.attempt(epoch, agent, stop).await? {
+                Attempt::Answered | Attempt::Stopped => return Ok(()),
+                Attempt::Failed(error) => error,
+            };
+            self.log(Level::Warn, "model_failed", &[("kind", &format!("{:?}", error.kind))]);
+            let retryable = matches!(error.kind, ModelErrorKind::Unavailable | ModelErrorKind::RateLimited);
+            let Some(seconds) = retries.next().filter(|_| retryable) else {
+                let code = match error.kind {
+                    ModelErrorKind::RateLimited => Code::ProviderRateLimited,
+                    _ => Code::ProviderError,
+                };
+                return self.fail(epoch, failure(code, &error.message)).await;
+            };
+            let wait = Duration::from_secs(error.retry_after.map_or(*seconds, u64::from).min(60));
+            select(self.runtime.sleep(wait), Box::pin(stop.wait())).await;
+            if stop.is_set() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn attempt(self: &Rc<Self>, epoch: Epoch, agent: &Rc<Agent>, stop: &StopSignal) -> Result<Attempt, Halt> {
+        let request = ModelRequest {
+            instructions: agent.instructions.clone(),
+            messages: self.store.messages()?.into(),
+            tools: tool_specs(agent).into(),
+        };
+        let mut events = agent.model.stream(request).ready_chunks(EVENTS_PER_COMMIT);
+        let mut answer = Draft::default();
+        loop {
+            let batch = match select(events.next(), Box::pin(stop.wait())).await {
+                Either::Left((batch, _)) => batch,
+                Either::Right(_) => {
+                    drop(events);
+                    return self.cut(epoch, agent, answer);
+                }
+            };
+            let mut ended = batch.is_none();
+            let mut failed = None;
+            let mut bodies = Vec::new();
+            let mut ids = Vec::new();
+            for event in batch.unwrap_or_default() {
+                match event {
+                    Ok(event) => {
+                        ended |= answer.take(event, &mut bodies, &mut ids, |id| self.store.tool_call_id_used(id))?;
+                    }
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+            }
+            if !bodies.is_empty() {
+                self.apply_in(epoch, |session, now| session.stream(bodies, ids, now))?;
+            }
+            if let Some(error) = failed {
+                return self.discard(epoch, agent, &answer, error);
+            }
+            if ended {
+                return match answer.stop {
+                    Some(StopReason::Refusal) => {
+                        let error = model_error(ModelErrorKind::Rejected, "The model refused to answer.");
+                        self.discard(epoch, agent, &answer, error)
+                    }
+                    Some(_) => {
+                        let answer = answer.finish(agent.model.name());
+                        self.apply_in(epoch, |session, now| session.answer(answer, now))?;
+                        Ok(Attempt::Answered)
+                    }
+                    None => {
+                        let error = model_error(ModelErrorKind::Unavailable, "The model's answer broke off.");
+                        self.discard(epoch, agent, &answer, error)
+                    }
+                };
+            }
+        }
+    }
+
+    fn discard(&self, epoch: Epoch, agent: &Agent, answer: &Draft, error: ModelError) -> Result<Attempt, Halt> {
+        let spent = answer.usage.map(|tokens| (agent.model.name().to_owned(), tokens));
+        if spent.is_some() || self.read(|session| session.step.is_some())? == Some(true) {
+            self.apply_in(epoch, |session, now| session.discard("model_failed", spent, now))?;
+        }
+        Ok(Attempt::Failed(error))
+    }
+
+    /// Keeps what an interrupted answer had said, marked as cut, without its calls.
+    fn cut(&self, epoch: Epoch, agent: &Agent, answer: Draft) -> Result<Attempt, Halt> {
+        if !answer.text.is_empty() {
+            let answer = ModelAnswer {
+                text: answer.text,
+                calls: Vec::new(),
+                cut: true,
+                model: agent.model.name().into(),
+                tokens: answer.usage.unwrap_or_default(),
+            };
+            self.apply_in(epoch, |session, now| session.answer(answer, now))?;
+        }
+        Ok(Attempt::Stopped)
+    }
+
+    /// Promotes the step, and settles the run with it when it was the last one.
+    async fn promote(self: &Rc<Self>, epoch: Epoch, agent: &Rc<Agent>) -> Result<(), Halt> {
+        let verdict = self.read(|session| verdict(session, agent))?.ok_or_else(Error::not_found)?;
+        let settlement = match verdict {
+            Verdict::Settle(settlement) => Some(settlement),
+            Verdict::GoOn => self.over_limit(agent)?,
+        };
+        let entropy = self.runtime.entropy();
+        let Some(settlement) = settlement else {
+            let nudge = self.read(|session| session.step.as_ref().is_some_and(|step| step.calls.is_empty()))?;
+            let nudge = (nudge == Some(true)).then(|| OUTPUT_NUDGE.to_owned());
+            self.apply_in(epoch, |session, now| session.promote(None, nudge, entropy, now))?;
+            self.log(Level::Info, "step", &[]);
+            return Ok(());
+        };
+        let run = self.latest_run()?;
+        let usage = self.usage_rollup(Some(1)).await?;
+        if self.read(|session| session.record.stop.is_some())? == Some(true) {
+            // A stop that came while usage was read is carried out instead.
+            return Ok(());
+        }
+        self.apply_in(epoch, |session, now| session.promote(Some((settlement, run, usage)), None, entropy, now))?;
+        self.log_settled();
+        Ok(())
+    }
+
+    /// The run's failure if the step to be promoted is the last that the limits allow.
+    fn over_limit(&self, agent: &Agent) -> Result<Option<Settlement>> {
+        let run = self.latest_run()?;
+        let committed = self.read(crate::session::Session::step_number)?.ok_or_else(Error::not_found)?;
+        if committed.saturating_sub(run.start_step) >= agent.limits.max_steps {
+            let sentence = format!("The run reached its limit of {} steps.", agent.limits.max_steps);
+            return Ok(Some(Settlement::Failed { failure: failure(Code::RunAttemptsExhausted, &sentence) }));
+        }
+        if agent.output.is_some() {
+            let misses = self.output_misses()?;
+            if misses >= agent.limits.max_output_attempts {
+                let sentence = format!("The model missed the declared output {misses} times.");
+                return Ok(Some(Settlement::Failed { failure: failure(Code::OutputValidationFailed, &sentence) }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// How often the present turn's answers missed the declared output, the step to be promoted
+    /// included.
+    fn output_misses(&self) -> Result<u32> {
+        let missed = |name: &str, success: bool| name == FINISH_TOOL && !success;
+        let mut misses = 0u32;
+        for message in self.store.messages()?.iter().rev() {
+            match message {
+                MessageRecord::User { text } if text != OUTPUT_NUDGE => break,
+                MessageRecord::Tool { tool_name, outcome, .. } if missed(tool_name, outcome.success) => misses += 1,
+                MessageRecord::Assistant { tool_calls, .. } if tool_calls.is_empty() => misses += 1,
+                _ => {}
+            }
+        }
+        let present = self.read(|session| {
+            session.step.as_ref().map_or(0, |step| {
+                if step.calls.is_empty() {
+                    return 1;
+                }
+                let finished = step.calls.iter().filter_map(|call| Some((&call.call.name, call.outcome.as_ref()?)));
+                u32::try_from(finished.filter(|(name, outcome)| missed(name, outcome.success)).count()).unwrap_or(u32::MAX)
+            })
+        })?;
+        Ok(misses.saturating_add(present.unwrap_or(0)))
+    }
+
+    /// Carries out a stop that was asked for.
+    async fn settle_stop(self: &Rc<Self>, epoch: Epoch) -> Result<(), Halt> {
+        let stop = self.read(|session| session.record.stop.clone())?.flatten();
+        let Some(stop) = stop else { return Ok(()) };
+        let settlement = match stop.kind {
+            StopKind::Interrupt => Settlement::Interrupted { reason: stop.reason },
+            StopKind::Abort => Settlement::Aborted { reason: stop.reason },
+        };
+        let run = self.latest_run()?;
+        let has_answer = self.read(|session| {
+            session.step.as_ref().is_some_and(|step| step.record.answer.is_some())
+        })?;
+        let usage = self.usage_rollup(Some(u64::from(has_answer == Some(true)))).await?;
+        let open: Vec<_> = self
+            .store
+            .sub_sessions()?
+            .into_iter()
+            .filter(|child| matches!(child.status, SubStatus::Running | SubStatus::Stopping))
+            .collect();
+        let entropy = self.runtime.entropy();
+        self.apply_in(epoch, |session, now| session.stopped(settlement, run, usage, open, entropy, now))?;
+        self.log_settled();
+        Ok(())
+    }
+
+    /// Settles the run as failed, between two steps or with the open attempt discarded.
+    async fn fail(self: &Rc<Self>, epoch: Epoch, failure: Failure) -> Result<(), Halt> {
+        let run = self.latest_run()?;
+        let usage = self.usage_rollup(Some(0)).await?;
+        self.apply_in(epoch, |session, now| session.settle(Settlement::Failed { failure }, run, usage, now))?;
+        self.log_settled();
+        Ok(())
+    }
+
+    fn log_settled(&self) {
+        let settled = self.read(|session| {
+            let code = session.record.failure.as_ref().map(|f| f.code.clone()).unwrap_or_default();
+            (session.record.status, code)
+        });
+        if let Ok(Some((status, code))) = settled {
+            self.log(Level::Info, "settled", &[("status", status.as_str()), ("code", &code)]);
+        }
+    }
+}
+
+enum Attempt {
+    Answered,
+    Stopped,
+    Failed(ModelError),
+}
+
+enum Verdict {
+    GoOn,
+    Settle(Settlement),
+}
+
+/// Whether the step to be promoted ends the run, and with which output.
+fn verdict(session: &crate::session::Session, agent: &Agent) -> Verdict {
+    let Some(step) = session.step.as_ref() else { return Verdict::GoOn };
+    let complete = |output: Value| Verdict::Settle(Settlement::Completed { output });
+    let finished = step
+        .calls
+        .iter()
+        .find(|call| call.call.name == FINISH_TOOL && call.outcome.as_ref().is_some_and(|outcome| outcome.success));
+    if let (Some(call), Some(_)) = (finished, agent.output.as_ref()) {
+        return complete(call.call.arguments.clone());
+    }
+    if !step.calls.is_empty() {
+        return Verdict::GoOn;
+    }
+    let text = step.record.answer.as_ref().map(|answer| answer.text.clone()).unwrap_or_default();
+    match &agent.output {
+        None => complete(Value::String(text)),
+        // A provider's structured output comes as the text of the answer.
+        Some(shape) => match serde_json::from_str::<Value>(&text) {
+            Ok(value) if shape.check(&value).is_ok() => complete(value),
+            _ => Verdict::GoOn,
+        },
+    }
+}
+
+/// The tools as the model sees them: the agent's own, its sub-agents, and `finish`.
+fn tool_specs(agent: &Agent) -> Vec<ToolSpec> {
+    let mut specs: Vec<ToolSpec> = agent.tools.iter().map(|tool| tool.spec()).collect();
+    specs.extend(agent.sub_agents.iter().map(|sub| ToolSpec {
+        name: sub.tool_name(),
+        description: sub.description.clone(),
+        parameters: sub.input.schema().clone(),
+    }));
+    specs.extend(agent.output.as_ref().map(|output| ToolSpec {
+        name: FINISH_TOOL.into(),
+        description: "Hands in the final result and ends the work.".into(),
+        parameters: output.schema().clone(),
+    }));
+    specs
+}
+
+fn failure(code: Code, sentence: &str) -> Failure {
+    Failure { code: code.as_str().into(), error: sentence.into(), detail: None }
+}
+
+fn model_error(kind: ModelErrorKind, message: &str) -> ModelError {
+    ModelError { kind, message: message.into(), retry_after: None }
+}
+
+/// A model's answer as it comes in.
+#[derive(Default)]
+struct Draft {
+    text: String,
+    calls: Vec<DraftCall>,
+    usage: Option<Tokens>,
+    stop: Option<StopReason>,
+}
+
+struct DraftCall {
+    index: usize,
+    id: String,
+    name: String,
+    arguments: String,
+}
+
+impl Draft {
+    /// Takes one event in; says what it means on the stream, and whether it ends the answer.
+    fn take(
+        &mut self,
+        event: ModelEvent,
+        bodies: &mut Vec<ChunkBody>,
+        ids: &mut Vec<ToolCall>,
+        used: impl Fn(&str) -> Result<bool>,
+    ) -> Result<bool> {
+        match event {
+            ModelEvent::TextDelta(delta) => {
+                self.text.push_str(&delta);
+                bodies.push(ChunkBody::TextDelta { delta });
+            }
+            ModelEvent::Reasoning { content, is_complete } => {
+                bodies.push(ChunkBody::Thinking { content, is_complete });
+            }
+            ModelEvent::ToolCallStart { index, id, name } => {
+                let id = self.unique_id(id, used)?;
+                ids.push(ToolCall { id: id.clone(), name: name.clone(), arguments: Value::Null });
+                bodies.push(ChunkBody::ToolArgStreamStart { tool_call_id: id.clone(), tool_name: name.clone() });
+                self.calls.push(DraftCall { index, id, name, arguments: String::new() });
+            }
+            ModelEvent::ToolCallDelta { index, delta } => {
+                if let Some(call) = self.call(index) {
+                    call.arguments.push_str(&delta);
+                    bodies.push(ChunkBody::ToolArgStreamDelta { tool_call_id: call.id.clone(), delta });
+                }
+            }
+            ModelEvent::ToolCallEnd { index } => {
+                if let Some(call) = self.call(index) {
+                    bodies.push(ChunkBody::ToolArgStreamEnd { tool_call_id: call.id.clone() });
+                }
+            }
+            ModelEvent::Usage(tokens) => self.usage = Some(tokens),
+            ModelEvent::Stop(reason) => {
+                self.stop = Some(reason);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The latest call at this place; pieces for a place that never began are skipped.
+    fn call(&mut self, index: usize) -> Option<&mut DraftCall> {
+        self.calls.iter_mut().rev().find(|call| call.index == index)
+    }
+
+    /// An id that the session has not used yet: a repeat becomes `<id>_<n>`.
+    fn unique_id(&self, id: String, used: impl Fn(&str) -> Result<bool>) -> Result<String> {
+        let base = if id.is_empty() { "call".to_owned() } else { id };
+        let taken = |id: &str| -> Result<bool> { Ok(self.calls.iter().any(|call| call.id == id) || used(id)?) };
+        if !taken(&base)? {
+            return Ok(base);
+        }
+        let mut n = 2u64;
+        loop {
+            let candidate = format!("{base}_{n}");
+            if !taken(&candidate)? {
+                return Ok(candidate);
+            }
+            n = n.saturating_add(1);
+        }
+    }
+
+    fn finish(self, model: &str) -> ModelAnswer {
+        let calls = self
+            .calls
+            .into_iter()
+            .map(|call| {
+                // Arguments that are not JSON are kept as the text that the model wrote: the tool's
+                // own check refuses them with a result that the model can read.
+                let arguments = if call.arguments.trim().is_empty() {
+                    Value::Object(serde_json::Map::new())
+                } else {
+                    serde_json::from_str(&call.arguments).unwrap_or(Value::String(call.arguments))
+                };
+                ToolCall { id: call.id, name: call.name, arguments }
+            })
+            .collect();
+        ModelAnswer {
+            text: self.text,
+            calls,
+            cut: false,
+            model: model.into(),
+            tokens: self.usage.unwrap_or_default(),
+        }
+    }
+}

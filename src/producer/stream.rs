@@ -1,0 +1,226 @@
+//! `/sse`: replay from a cursor in pages, then follow, then the terminal frame.
+//!
+//! A reader is a cursor and nothing else: it re-reads the log, so one that does not read costs
+//! nothing that grows, and dropping its stream forgets it. Implements section 4.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::{Either, select};
+use futures::stream;
+
+use super::Producer;
+use crate::error::{Code, Error, Result};
+use crate::http::{Body, BodyError, Response, answer};
+use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
+use crate::protocol::header;
+use crate::protocol::ids::Sequence;
+use crate::protocol::message::SessionStatus;
+use crate::protocol::request::SseQuery;
+use crate::protocol::sse;
+use crate::store::{PageLimit, Terminal};
+
+/// A page of a replay: large enough that a page is one cheap body part.
+const PAGE: PageLimit = PageLimit { chunks: 500, bytes: 256 * 1024 };
+
+/// Silence after which a comment is sent; it is also how a vanished reader is found.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+struct Reader {
+    producer: Rc<Producer>,
+    cursor: Sequence,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Nothing is sent yet: the first part makes the headers leave.
+    Opening,
+    /// The cursor cannot be served.
+    Truncated(ErrorFrame),
+    Replaying,
+    /// `caught-up` is sent.
+    Following,
+    Done,
+}
+
+impl Producer {
+    /// Answers `/sse` for an existing session of this object.
+    pub(super) async fn sse(self: &Rc<Self>, query: SseQuery) -> Result<Response> {
+        let (record, position) = self
+            .read(|session| (session.record.clone(), query.from.sequence()))?
+            .ok_or_else(Error::not_found)?;
+        if record.status == SessionStatus::Running {
+            self.kick().await?;
+        }
+        let truncated = ErrorFrame {
+            run_id: None,
+            code: Code::Truncated.as_str().into(),
+            error: "The position is outside what the log holds; read the snapshot and attach there.".into(),
+            detail: None,
+            recoverable: false,
+            floor: Some(record.floor),
+            stream_id: Some(record.stream_id.to_string()),
+        };
+        let foreign = query.stream_id.as_deref().is_some_and(|id| id != record.stream_id.as_str());
+        let (cursor, stage) = match position {
+            _ if foreign => (0, Stage::Truncated(truncated)),
+            Some(from) if from > record.last_sequence || below_floor(from, record.floor) => {
+                (0, Stage::Truncated(truncated))
+            }
+            Some(from) => (from, Stage::Opening),
+            None => {
+                let run = self.store.run(record.run_id.as_str())?;
+                let start = run.map_or(0, |run| run.start_sequence);
+                (start.max(record.floor.saturating_sub(1)), Stage::Opening)
+            }
+        };
+        let reader = Reader { producer: self.clone(), cursor, stage };
+        let parts = stream::unfold(reader, |mut reader| async move {
+            let part = reader.next().await?;
+            Some((part, reader))
+        });
+        let mut response = answer(200, "text/event-stream", Body::Stream(Box::pin(parts)));
+        let headers = response.headers_mut();
+        headers.insert(http::header::CACHE_CONTROL, http::HeaderValue::from_static("no-cache, no-transform"));
+        if let Ok(id) = http::HeaderValue::from_str(record.stream_id.as_str()) {
+            headers.insert(header::STREAM, id);
+        }
+        Ok(response)
+    }
+}
+
+/// Whether the chunk after `from` is not kept any more.
+fn below_floor(from: Sequence, floor: Sequence) -> bool {
+    from.saturating_add(1) < floor
+}
+
+impl Reader {
+    async fn next(&mut self) -> Option<Result<Bytes, BodyError>> {
+        match self.part().await {
+            Ok(part) => part.map(|text| Ok(Bytes::from(text))),
+            Err(error) => {
+                self.stage = Stage::Done;
+                // The reader is told that this is no end: attaching again may go on.
+                let frame = Frame::Error(ErrorFrame {
+                    run_id: None,
+                    code: error.code.as_str().into(),
+                    error: error.message.to_string(),
+                    detail: None,
+                    recoverable: true,
+                    floor: None,
+                    stream_id: None,
+                });
+                Some(sse::encode_frame(&frame).map(Bytes::from).map_err(|e| BodyError(e.to_string())))
+            }
+        }
+    }
+
+    async fn part(&mut self) -> Result<Option<String>> {
+        if matches!(self.stage, Stage::Opening) {
+            self.stage = Stage::Replaying;
+            return Ok(Some(sse::encode_comment("open")));
+        }
+        if let Stage::Truncated(frame) = &self.stage {
+            let text = sse::encode_frame(&Frame::Error(frame.clone()))?;
+            self.stage = Stage::Done;
+            return Ok(Some(text));
+        }
+        if matches!(self.stage, Stage::Done) {
+            return Ok(None);
+        }
+        loop {
+            let mark = self.producer.publisher.durable();
+            if let Some(page) = self.page(mark.0)? {
+                return Ok(Some(page));
+            }
+            // What is not durable yet is not told, a settled run included.
+            if let Some(end) = self.terminal(mark.0)? {
+                self.stage = Stage::Done;
+                return Ok(Some(end));
+            }
+            if matches!(self.stage, Stage::Replaying) && self.at_head()? {
+                self.stage = Stage::Following;
+                return Ok(Some(sse::encode_frame(&Frame::CaughtUp { sequence: self.cursor })?));
+            }
+            let changed = self.producer.publisher.changed(mark);
+            let silence = self.producer.runtime.sleep(KEEP_ALIVE);
+            if let Either::Right(_) = select(Box::pin(changed), silence).await {
+                return Ok(Some(sse::encode_comment("ping")));
+            }
+        }
+    }
+
+    /// The next page up to what is durable, encoded; the floor is checked again for each.
+    fn page(&mut self, durable: Sequence) -> Result<Option<String>> {
+        if self.cursor >= durable {
+            return Ok(None);
+        }
+        let floor = self.producer.read(|session| session.record.floor)?.ok_or_else(Error::not_found)?;
+        if below_floor(self.cursor, floor) {
+            let stream_id = self.producer.read(|session| session.record.stream_id.to_string())?;
+            self.stage = Stage::Done;
+            return Ok(Some(sse::encode_frame(&Frame::Error(ErrorFrame {
+                run_id: None,
+                code: Code::Truncated.as_str().into(),
+                error: "The log was trimmed while it was read; read the snapshot and attach there.".into(),
+                detail: None,
+                recoverable: false,
+                floor: Some(floor),
+                stream_id,
+            }))?));
+        }
+        let page = self.producer.store.chunks(self.cursor, durable, PAGE)?;
+        let Some((last, _)) = page.chunks.last() else { return Ok(None) };
+        let last = *last;
+        let size: usize = page.chunks.iter().map(|(_, chunk)| chunk.len().saturating_add(80)).sum();
+        let mut text = String::with_capacity(size);
+        for (sequence, chunk) in &page.chunks {
+            sse::encode_chunk(&mut text, *sequence, chunk);
+        }
+        self.cursor = last;
+        Ok(Some(text))
+    }
+
+    fn at_head(&self) -> Result<bool> {
+        Ok(self.producer.read(|session| session.record.last_sequence)? == Some(self.cursor))
+    }
+
+    /// The terminal frame of the latest run, once everything before it was sent and is durable.
+    fn terminal(&self, durable: Sequence) -> Result<Option<String>> {
+        let Some(record) = self.producer.read(|session| session.record.clone())? else {
+            return Err(Error::not_found());
+        };
+        let settled = self.producer.publisher.is_settled();
+        if record.status == SessionStatus::Running || record.last_sequence != self.cursor || durable < self.cursor || !settled {
+            return Ok(None);
+        }
+        let run = self.producer.store.run(record.run_id.as_str())?;
+        let Some(terminal) = run.and_then(|run| run.terminal) else {
+            return Err(Producer::stored_missing("terminal frame", &record.run_id));
+        };
+        Ok(Some(sse::encode_frame(&terminal_frame(record.run_id.to_string(), terminal))?))
+    }
+}
+
+/// The frame that a settled run's readers get.
+fn terminal_frame(run_id: String, terminal: Terminal) -> Frame {
+    match terminal.failure {
+        Some(failure) => Frame::Error(ErrorFrame {
+            run_id: Some(run_id),
+            code: failure.code,
+            error: failure.error,
+            detail: failure.detail,
+            recoverable: false,
+            floor: None,
+            stream_id: None,
+        }),
+        None => Frame::End(EndFrame {
+            run_id: Some(run_id),
+            status: terminal.status,
+            output: terminal.output,
+            state: terminal.state,
+            usage: terminal.usage.and_then(|usage| serde_json::to_value(usage).ok()),
+        }),
+    }
+}

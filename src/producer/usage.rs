@@ -1,0 +1,73 @@
+//! `/usage` and the rollup of a terminal frame: own entries, settled children from their records,
+//! live children by one read each. Implements section 8.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use futures::future::{Either, select};
+use futures::stream;
+
+use super::Producer;
+use crate::error::{Error, Result};
+use crate::protocol::message::SessionStatus;
+use crate::protocol::usage::UsageRollup;
+use crate::session::usage::{ChildUsage, rollup};
+use crate::store::{SubSessionRecord, SubStatus};
+
+/// How long the read of one live child may take.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Reads of live children at once.
+const READS_AT_ONCE: usize = 4;
+
+impl Producer {
+    /// The recursive rollup as of now; or, for a run that is about to settle, as of its end with
+    /// the steps that the settling commit adds.
+    pub(super) async fn usage_rollup(self: &Rc<Self>, ending: Option<u64>) -> Result<UsageRollup> {
+        let children = stream::iter(self.store.sub_sessions()?)
+            .map(|child| self.child_usage(child))
+            .buffered(READS_AT_ONCE)
+            .collect::<Vec<_>>()
+            .await;
+        let record = self.read(|session| session.record.clone())?.ok_or_else(Error::not_found)?;
+        let updated_at = if ending.is_some() { self.now() } else { record.updated_at };
+        let mut sum = rollup(
+            record.session_id.as_str(),
+            record.created_at,
+            updated_at,
+            record.step_count.saturating_add(ending.unwrap_or(0)),
+            &self.store.usage()?,
+            &children,
+        );
+        // A run that is under way may spend more.
+        sum.partial = sum.partial || (ending.is_none() && record.status == SessionStatus::Running);
+        Ok(sum)
+    }
+
+    async fn child_usage(&self, child: SubSessionRecord) -> ChildUsage {
+        let settled = matches!(child.status, SubStatus::Completed | SubStatus::Failed);
+        let live = if settled { None } else { self.read_child_usage(&child).await };
+        ChildUsage {
+            sub_session_id: child.sub_session_id.to_string(),
+            agent_type: child.agent_type.to_string(),
+            tool_call_id: child.tool_call_id,
+            settled,
+            live,
+        }
+    }
+
+    async fn read_child_usage(&self, child: &SubSessionRecord) -> Option<UsageRollup> {
+        let agent_type = self.read(|session| session.record.agent_type.clone()).ok()??;
+        let agent = self.agents.find(agent_type.as_str())?;
+        let sub = agent
+            .sub_agents
+            .iter()
+            .find(|sub| sub.agent_type == child.agent_type && sub.location == child.location)?;
+        let read = sub.transport.usage(&child.sub_session_id);
+        match select(read, self.runtime.sleep(READ_TIMEOUT)).await {
+            Either::Left((Ok(answer), _)) => serde_json::from_value(answer.rollup).ok(),
+            _ => None,
+        }
+    }
+}

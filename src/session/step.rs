@@ -1,0 +1,683 @@
+//! The step: model answer → tools → promote, and how a run settles.
+//!
+//! The answer is a commit of its own; tools stage their writes on the step's one working document
+//! and their patches are in the log at once; promoting writes state, checkpoint and
+//! `step_committed` in one commit. Implements section 5, the law of the step included.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+
+use super::{Draft, Session, Transition, checkpoint_id, patch};
+use crate::error::{Code, Error, Result};
+use crate::protocol::chunk::ChunkBody;
+use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp};
+use crate::protocol::message::SessionStatus;
+use crate::protocol::usage::{RollupOrigin, Tokens, UsageRollup};
+use crate::protocol::END_STATE_LIMIT;
+use crate::store::{
+    Answer, CheckpointRecord, Failure, MessageRecord, RunRecord, StagedPatch, StepRecord, SubRemote,
+    SubSessionRecord, SubStatus, Terminal, ToolCall, ToolCallRecord, ToolOutcome, UsageRecord, Write,
+};
+
+/// The step under way.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// What is stored of it.
+    pub record: StepRecord,
+    /// Its calls, in the order of the answer.
+    pub calls: Vec<ToolCallRecord>,
+    /// The working document.
+    pub working: Rc<Value>,
+    /// The ordinal of the patch on which the working document stands.
+    pub ordinal: u64,
+}
+
+/// The model's answer, its calls with their final ids.
+#[derive(Clone, Debug)]
+pub struct ModelAnswer {
+    /// The text.
+    pub text: String,
+    /// The calls.
+    pub calls: Vec<ToolCall>,
+    /// Set when the run was interrupted in the middle of it; such an answer has no calls.
+    pub cut: bool,
+    /// The model's name.
+    pub model: String,
+    /// What the call cost.
+    pub tokens: Tokens,
+}
+
+/// How a child's call ended, committed together with the call's result.
+#[derive(Clone, Debug)]
+pub struct ChildSettled {
+    /// The child.
+    pub sub_session_id: SessionId,
+    /// The ref's final status.
+    pub status: SubStatus,
+    /// The child's rollup, where it is known.
+    pub usage: Option<(UsageRollup, RollupOrigin)>,
+}
+
+/// How a run settles.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Settlement {
+    /// With an output.
+    Completed {
+        /// The output.
+        output: Value,
+    },
+    /// With a failure.
+    Failed {
+        /// Why.
+        failure: Failure,
+    },
+    /// Stopped so that it can be resumed.
+    Interrupted {
+        /// Why, as the caller said.
+        reason: Option<String>,
+    },
+    /// Stopped for good.
+    Aborted {
+        /// Why, as the caller said.
+        reason: Option<String>,
+    },
+}
+
+impl Step {
+    /// The step as the store has it, its working document rebuilt from the checkpoint.
+    pub(super) fn restore(
+        record: StepRecord,
+        calls: Vec<ToolCallRecord>,
+        checkpoint: &CheckpointRecord,
+    ) -> Result<Self> {
+        let mut step = Self {
+            record,
+            calls,
+            working: checkpoint.state.clone(),
+            ordinal: checkpoint.patch_ordinal,
+        };
+        let mut staged: Vec<&StagedPatch> = step.calls.iter().flat_map(|call| &call.staged).collect();
+        staged.sort_by_key(|patch| patch.ordinal);
+        let mut working = (*step.working).clone();
+        for patch in staged {
+            working = patch::apply(&working, &patch.patches).map_err(|e| {
+                Error::new(Code::InvalidStoredState, "A staged patch of the step cannot be applied.")
+                    .with_detail(format!("ra_tool_calls, ordinal {}: {e}", patch.ordinal))
+            })?;
+            step.ordinal = patch.ordinal;
+        }
+        step.working = Rc::new(working);
+        Ok(step)
+    }
+
+    /// The call with this id.
+    #[must_use]
+    pub fn call(&self, id: &str) -> Option<&ToolCallRecord> {
+        self.calls.iter().find(|call| call.call.id == id)
+    }
+}
+
+impl Session {
+    /// A new execution takes the session over after an eviction or a crash.
+    ///
+    /// An unfinished answer is discarded visibly. A committed one is kept; if one of its unfinished
+    /// tools had staged something, the step is discarded visibly and what the finished tools staged
+    /// is staged anew.
+    ///
+    /// # Errors
+    /// `invalid_stored_state` when recorded patches cannot be applied.
+    pub fn wake(&self, now: Timestamp) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        let record = &mut draft.session.record;
+        record.epoch = record.epoch.saturating_add(1);
+        record.attempts = record.attempts.saturating_add(1);
+        match self.step.as_ref() {
+            Some(step) if step.record.answer.is_none() => draft.discard("restarted", None)?,
+            Some(step) => {
+                let broken = step.calls.iter().any(|call| call.outcome.is_none() && !call.staged.is_empty());
+                if broken {
+                    draft.restage()?;
+                }
+            }
+            None => {}
+        }
+        Ok(draft.done())
+    }
+
+    /// Appends what the model streams. `ids` are the tool-call ids that appear for the first time.
+    ///
+    /// # Errors
+    /// `INTERNAL` if a chunk cannot be written as JSON.
+    pub fn stream(&self, bodies: Vec<ChunkBody>, ids: Vec<ToolCall>, now: Timestamp) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        draft.open_step();
+        for body in bodies {
+            draft.say(body)?;
+        }
+        // A used id stays used when the answer is discarded, so it is stored with its first chunk.
+        for call in ids {
+            draft.write(Write::ToolCall(ToolCallRecord {
+                call,
+                index: 0,
+                started: false,
+                outcome: None,
+                staged: Vec::new(),
+            }));
+        }
+        Ok(draft.done())
+    }
+
+    /// Commits the model's answer: from here on its calls survive.
+    ///
+    /// # Errors
+    /// `INTERNAL` if a chunk cannot be written as JSON.
+    pub fn answer(&self, answer: ModelAnswer, now: Timestamp) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        draft.open_step();
+        let calls: Vec<ToolCallRecord> = (0..)
+            .zip(answer.calls)
+            .map(|(index, call)| ToolCallRecord { call, index, started: false, outcome: None, staged: Vec::new() })
+            .collect();
+        if let Some(step) = draft.session.step.as_mut() {
+            step.record.answer = Some(Answer { text: answer.text, cut: answer.cut });
+            step.calls.clone_from(&calls);
+            let record = step.record.clone();
+            draft.write(Write::Step(record));
+        }
+        draft.writes.extend(calls.into_iter().map(Write::ToolCall));
+        draft.write(Write::Usage(UsageRecord::Model { model: answer.model, tokens: answer.tokens, at: now }));
+        Ok(draft.done())
+    }
+
+    /// Discards a model attempt visibly; what it is known to have cost still counts.
+    ///
+    /// # Errors
+    /// `INTERNAL` if a chunk cannot be written as JSON.
+    pub fn discard(&self, reason: &str, spent: Option<(String, Tokens)>, now: Timestamp) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        draft.discard(reason, spent)?;
+        Ok(draft.done())
+    }
+
+    /// A call's execution begins.
+    ///
+    /// # Errors
+    /// `INTERNAL` when the step has no such call.
+    pub fn tool_started(&self, id: &str, now: Timestamp) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        let call = draft.update_call(id, |call| call.started = true)?;
+        // A repeated execution was announced before the restart.
+        if !self.step.as_ref().and_then(|step| step.call(id)).is_some_and(|call| call.started) {
+            draft.say(ChunkBody::ToolStart {
+                tool_call_id: call.call.id,
+                tool_name: call.call.name,
+                arguments: call.call.arguments,
+            })?;
+        }
+        Ok(draft.done())
+    }
+
+    /// Stages a change of the working document in the name of a call. No change, no patch.
+    ///
+    /// # Errors
+    /// `INTERNAL` when the step has no such call.
+    pub fn stage(&self, id: &str, state: Value, now: Timestamp) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        let patches = patch::diff(&self.working_state(), &state);
+        if !patches.is_empty() {
+            let ordinal = draft.say_patch(patches.clone(), state)?;
+            draft.update_call(id, |call| call.staged.push(StagedPatch { ordinal, patches }))?;
+        }
+        Ok(draft.done())
+    }
+
+    /// Says something of a tool's own.
+    ///
+    /// # Errors
+    /// `INTERNAL` if the chunk cannot be written as JSON.
+    pub fn emit(&self, event_name: &str, data: Value, now: Timestamp) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        draft.say(ChunkBody::Custom { event_name: event_name.into(), data })?;
+        Ok(draft.done())
+    }
+
+    /// Stores a child's ref and announces the child, before its `/start` is sent.
+    ///
+    /// # Errors
+    /// `INTERNAL` if the chunk cannot be written as JSON.
+    pub fn child_opened(&self, record: SubSessionRecord, now: Timestamp) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        draft.say(ChunkBody::SubagentStart {
+            sub_session_id: record.sub_session_id.to_string(),
+            sub_agent_type: record.agent_type.to_string(),
+            tool_call_id: record.tool_call_id.clone(),
+            remote: record.location == crate::store::SubLocation::Remote,
+        })?;
+        draft.write(Write::SubSession(record));
+        Ok(draft.done())
+    }
+
+    /// Appends forwarded chunks together with the cursor that covers them. `child` is the stored
+    /// ref; chunks that the cursor covers already must not be among `chunks`.
+    ///
+    /// # Errors
+    /// `INTERNAL` when the stream's numbers are used up.
+    pub fn forwarded(
+        &self,
+        mut child: SubSessionRecord,
+        stream_id: StreamId,
+        through: Sequence,
+        chunks: Vec<String>,
+        now: Timestamp,
+    ) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        for chunk in chunks {
+            draft.say_json(chunk)?;
+        }
+        child.remote = Some(SubRemote { stream_id, last_sequence: through });
+        draft.write(Write::SubSession(child));
+        Ok(draft.done())
+    }
+
+    /// Commits a call's result; for a child together with its settled ref and usage.
+    ///
+    /// # Errors
+    /// `INTERNAL` when the step has no such call or it has a result already.
+    pub fn tool_finished(
+        &self,
+        id: &str,
+        outcome: ToolOutcome,
+        child: Option<(SubSessionRecord, ChildSettled)>,
+        now: Timestamp,
+    ) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        draft.finish_call(id, outcome, child)?;
+        Ok(draft.done())
+    }
+
+    /// Promotes the step: its writes become the state. With a settlement the run ends in the very
+    /// same commit; `usage` is the recursive rollup as of that end, `run` the run's stored row. With
+    /// a nudge, the model finds it as the next message.
+    ///
+    /// # Errors
+    /// `INTERNAL` when a call has no result yet.
+    pub fn promote(
+        &self,
+        settlement: Option<(Settlement, RunRecord, UsageRollup)>,
+        nudge: Option<String>,
+        entropy: [u8; 16],
+        now: Timestamp,
+    ) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        if let Some((Settlement::Completed { output }, ..)) = &settlement {
+            draft.say(ChunkBody::Output { output: output.clone() })?;
+        }
+        draft.promote(entropy)?;
+        draft.writes.extend(nudge.map(|text| Write::Message(MessageRecord::User { text })));
+        if let Some((settlement, run, usage)) = settlement {
+            draft.settle(settlement, run, Some(usage))?;
+        }
+        Ok(draft.done())
+    }
+
+    /// Carries out a stop: what has finished is promoted, what has not is paired with a
+    /// not-executed result and its writes are reconciled away; then the run settles.
+    ///
+    /// # Errors
+    /// `INTERNAL` if a chunk cannot be written as JSON.
+    pub fn stopped(
+        &self,
+        settlement: Settlement,
+        run: RunRecord,
+        usage: UsageRollup,
+        children: Vec<SubSessionRecord>,
+        entropy: [u8; 16],
+        now: Timestamp,
+    ) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        match &self.step {
+            Some(step) if step.record.answer.is_some() => {
+                let open: Vec<_> =
+                    step.calls.iter().filter(|call| call.outcome.is_none()).map(|call| call.call.id.clone()).collect();
+                let code = if matches!(settlement, Settlement::Aborted { .. }) {
+                    Code::RunAborted
+                } else {
+                    Code::RunInterrupted
+                };
+                for id in open {
+                    let child = children.iter().find(|child| child.tool_call_id == id).map(|child| {
+                        let settled = ChildSettled {
+                            sub_session_id: child.sub_session_id.clone(),
+                            status: SubStatus::Failed,
+                            usage: None,
+                        };
+                        (child.clone(), settled)
+                    });
+                    draft.finish_call(&id, not_executed(code), child)?;
+                }
+                draft.promote(entropy)?;
+            }
+            Some(_) => draft.discard("stopped", None)?,
+            None => {}
+        }
+        draft.settle(settlement, run, Some(usage))?;
+        Ok(draft.done())
+    }
+
+    /// Settles a run between two steps.
+    ///
+    /// # Errors
+    /// `INTERNAL` if a chunk cannot be written as JSON.
+    pub fn settle(
+        &self,
+        settlement: Settlement,
+        run: RunRecord,
+        usage: UsageRollup,
+        now: Timestamp,
+    ) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        if self.step.is_some() {
+            draft.discard("failed", None)?;
+        }
+        draft.settle(settlement, run, Some(usage))?;
+        Ok(draft.done())
+    }
+
+    pub(super) fn settle_at_rest(&self, settlement: Settlement, run: RunRecord, now: Timestamp) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        draft.settle(settlement, run, None)?;
+        Ok(draft.done())
+    }
+}
+
+/// The result of a call that was not executed.
+#[must_use]
+pub fn not_executed(code: Code) -> ToolOutcome {
+    let sentence = "The call was not executed: the run was stopped.";
+    failed_outcome(code, sentence.into(), false, None)
+}
+
+/// A failed call as the model reads it.
+#[must_use]
+pub fn failed_outcome(code: Code, sentence: String, retryable: bool, cause: Option<&str>) -> ToolOutcome {
+    let category = match code {
+        Code::SubagentLost | Code::NotSupported => "framework",
+        Code::RunInterrupted | Code::RunAborted | Code::UnpairedOnContinuation | Code::RunTimeout => "run",
+        Code::OutputValidationFailed | Code::ValidationError => "validation",
+        _ => "tool",
+    };
+    ToolOutcome {
+        success: false,
+        result: json!({
+            "error": sentence,
+            "metadata": {
+                "helixErrorDetail": {
+                    "code": code.as_str(), "category": category, "retryable": retryable, "cause": cause,
+                }
+            }
+        }),
+        error: Some(sentence),
+    }
+}
+
+impl Draft {
+    /// Makes sure that the step exists, here and in the store.
+    fn open_step(&mut self) {
+        if self.session.step.is_none() {
+            let record = StepRecord {
+                step: self.session.step_number(),
+                start_sequence: self.session.record.last_sequence,
+                answer: None,
+            };
+            self.write(Write::Step(record.clone()));
+            self.session.step = Some(Step {
+                record,
+                calls: Vec::new(),
+                working: self.session.checkpoint.state.clone(),
+                ordinal: self.session.checkpoint.patch_ordinal,
+            });
+        }
+    }
+
+    fn update_call(&mut self, id: &str, change: impl FnOnce(&mut ToolCallRecord)) -> Result<ToolCallRecord> {
+        let call = self
+            .session
+            .step
+            .as_mut()
+            .and_then(|step| step.calls.iter_mut().find(|call| call.call.id == id))
+            .ok_or_else(|| Error::internal("the step has no such tool call"))?;
+        change(call);
+        let call = call.clone();
+        self.write(Write::ToolCall(call.clone()));
+        Ok(call)
+    }
+
+    /// Puts a patch on the stream and makes `state` the working document.
+    fn say_patch(&mut self, patches: Vec<crate::protocol::chunk::PatchOperation>, state: Value) -> Result<u64> {
+        self.open_step();
+        let ordinal = self.session.record.last_ordinal.saturating_add(1);
+        let base = self.session.step.as_ref().map_or(0, |step| step.ordinal);
+        self.session.record.last_ordinal = ordinal;
+        self.say(ChunkBody::StatePatch { patches, patch_ordinal: Some(ordinal), patch_base: Some(base) })?;
+        if let Some(step) = self.session.step.as_mut() {
+            step.working = Rc::new(state);
+            step.ordinal = ordinal;
+        }
+        Ok(ordinal)
+    }
+
+    fn say_discarded(&mut self, reason: &str) -> Result<()> {
+        if let Some(from_sequence) = self.session.step.as_ref().map(|step| step.record.start_sequence) {
+            let step_count = self.session.step_number();
+            self.say(ChunkBody::StepDiscarded { step_count, reason: reason.into(), from_sequence })?;
+        }
+        Ok(())
+    }
+
+    /// Voids an attempt whose answer was not committed.
+    fn discard(&mut self, reason: &str, spent: Option<(String, Tokens)>) -> Result<()> {
+        self.say_discarded(reason)?;
+        self.session.step = None;
+        self.write(Write::ClearStep);
+        if let Some((model, tokens)) = spent {
+            let at = self.now;
+            self.write(Write::Usage(UsageRecord::Model { model, tokens, at }));
+        }
+        Ok(())
+    }
+
+    /// Voids the step's patches and stages anew what its finished calls had staged.
+    fn restage(&mut self) -> Result<()> {
+        self.say_discarded("restarted")?;
+        let Some(step) = self.session.step.as_mut() else { return Ok(()) };
+        step.working = self.session.checkpoint.state.clone();
+        step.ordinal = self.session.checkpoint.patch_ordinal;
+        let mut kept: Vec<(u64, String, StagedPatch)> = Vec::new();
+        let mut changed: BTreeSet<String> = BTreeSet::new();
+        for call in &mut step.calls {
+            if !call.staged.is_empty() {
+                changed.insert(call.call.id.clone());
+            }
+            let staged = std::mem::take(&mut call.staged);
+            if call.outcome.as_ref().is_some_and(|outcome| outcome.success) {
+                kept.extend(staged.into_iter().map(|patch| (patch.ordinal, call.call.id.clone(), patch)));
+            }
+        }
+        kept.sort_by_key(|(ordinal, ..)| *ordinal);
+        for id in &changed {
+            self.update_call(id, |_| {})?;
+        }
+        for (_, id, patch) in kept {
+            // A patch that stood on a dropped one may not apply any more; its call keeps its result
+            // and loses that write, as in a promote.
+            let working = self.session.working_state();
+            if let Ok(state) = patch::apply(&working, &patch.patches) {
+                let ordinal = self.say_patch(patch.patches.clone(), state)?;
+                self.update_call(&id, |call| {
+                    call.staged.push(StagedPatch { ordinal, patches: patch.patches });
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_call(
+        &mut self,
+        id: &str,
+        outcome: ToolOutcome,
+        child: Option<(SubSessionRecord, ChildSettled)>,
+    ) -> Result<()> {
+        let known = self.session.step.as_ref().and_then(|step| step.call(id));
+        if known.is_some_and(|call| call.outcome.is_some()) {
+            return Err(Error::internal("the tool call has a result already"));
+        }
+        let call = self.update_call(id, |call| call.outcome = Some(outcome.clone()))?;
+        if let Some((mut record, settled)) = child {
+            self.say(ChunkBody::SubagentEnd {
+                sub_session_id: record.sub_session_id.to_string(),
+                sub_agent_type: record.agent_type.to_string(),
+                tool_call_id: id.into(),
+                success: outcome.success,
+                result: outcome.success.then(|| outcome.result.clone()),
+                error: outcome.error.clone(),
+            })?;
+            let (rollup, origin) = match settled.usage {
+                Some((rollup, origin)) => (Some(Box::new(rollup)), origin),
+                None => (None, RollupOrigin::End),
+            };
+            self.write(Write::Usage(UsageRecord::SubAgent {
+                sub_session_id: record.sub_session_id.to_string(),
+                sub_agent_type: record.agent_type.to_string(),
+                tool_call_id: id.into(),
+                rollup,
+                origin,
+                at: self.now,
+            }));
+            record.status = settled.status;
+            self.write(Write::SubSession(record));
+        }
+        self.write(Write::Usage(UsageRecord::Tool {
+            name: call.call.name.clone(),
+            success: outcome.success,
+            at: self.now,
+        }));
+        self.say(ChunkBody::ToolEnd {
+            tool_call_id: id.into(),
+            tool_name: call.call.name,
+            result: outcome.result,
+            success: outcome.success,
+            error: outcome.error,
+        })?;
+        Ok(())
+    }
+
+    fn promote(&mut self, entropy: [u8; 16]) -> Result<()> {
+        let Some(step) = self.session.step.clone() else {
+            return Err(Error::internal("there is no step to promote"));
+        };
+        let Some(answer) = step.record.answer.clone() else {
+            return Err(Error::internal("the step has no answer to promote"));
+        };
+        let state = final_state(&self.session.checkpoint.state, &step);
+        let reconciling = patch::diff(&step.working, &state);
+        if !reconciling.is_empty() {
+            self.say_patch(reconciling, state)?;
+        }
+        let (working, ordinal) = match &self.session.step {
+            Some(step) => (step.working.clone(), step.ordinal),
+            None => return Err(Error::internal("there is no step to promote")),
+        };
+
+        self.write(Write::Message(MessageRecord::Assistant {
+            text: answer.text,
+            tool_calls: step.calls.iter().map(|call| call.call.clone()).collect(),
+            cut: answer.cut,
+        }));
+        for call in step.calls {
+            let outcome = call.outcome.ok_or_else(|| Error::internal("a tool call has no result yet"))?;
+            self.write(Write::Message(MessageRecord::Tool {
+                tool_call_id: call.call.id,
+                tool_name: call.call.name,
+                outcome,
+            }));
+        }
+        let step_count = self.session.step_number();
+        let id = checkpoint_id(&self.session.record, step_count, self.now, entropy);
+        let stream_sequence = self.say(ChunkBody::StepCommitted {
+            step_count,
+            checkpoint_id: id.clone(),
+            patch_ordinal: Some(ordinal),
+        })?;
+        self.session.record.step_count = step_count;
+        self.session.record.attempts = 0;
+        self.session.step = None;
+        self.session.checkpoint = CheckpointRecord {
+            checkpoint_id: id,
+            step_count,
+            stream_sequence,
+            patch_ordinal: ordinal,
+            state: working,
+            created_at: self.now,
+        };
+        let checkpoint = self.session.checkpoint.clone();
+        self.write(Write::Checkpoint(checkpoint));
+        self.write(Write::ClearStep);
+        Ok(())
+    }
+
+    /// Ends the run: status, output, terminal frame. Without a usage the one of the run's earlier
+    /// terminal frame stays: a session at rest has spent nothing since.
+    fn settle(&mut self, settlement: Settlement, run: RunRecord, usage: Option<UsageRollup>) -> Result<()> {
+        let run_id = self.session.record.run_id.clone();
+        let (status, output, failure) = match settlement {
+            Settlement::Completed { output } => (SessionStatus::Completed, Some(output), None),
+            Settlement::Failed { failure } => (SessionStatus::Failed, None, Some(failure)),
+            Settlement::Interrupted { reason } => {
+                self.say(ChunkBody::RunInterrupted { run_id: run_id.to_string(), reason })?;
+                (SessionStatus::Interrupted, None, None)
+            }
+            Settlement::Aborted { reason } => {
+                let failure = Failure {
+                    code: Code::RunAborted.as_str().into(),
+                    error: "The run was aborted.".into(),
+                    detail: reason,
+                };
+                (SessionStatus::Failed, None, Some(failure))
+            }
+        };
+        let record = &mut self.session.record;
+        record.status = status;
+        record.stop = None;
+        record.output.clone_from(&output);
+        record.failure.clone_from(&failure);
+        let state = (*self.session.checkpoint.state).clone();
+        let fits = serde_json::to_string(&state).is_ok_and(|text| text.len() <= END_STATE_LIMIT);
+        let terminal = Terminal {
+            status,
+            sequence: record.last_sequence,
+            output,
+            state: fits.then_some(state),
+            usage: usage.or_else(|| run.terminal.as_ref().and_then(|terminal| terminal.usage.clone())),
+            failure,
+        };
+        self.write(Write::Run(RunRecord { terminal: Some(terminal), ..run }));
+        Ok(())
+    }
+}
+
+/// The state that the step's calls add up to: failed calls' writes are dropped, and of two calls
+/// that wrote the same place the later in call order wins.
+fn final_state(base: &Value, step: &Step) -> Value {
+    let calls: Vec<patch::CallWrites<'_>> = step
+        .calls
+        .iter()
+        .map(|call| patch::CallWrites {
+            index: call.index,
+            staged: &call.staged,
+            dropped: !call.outcome.as_ref().is_some_and(|outcome| outcome.success),
+        })
+        .collect();
+    patch::reconcile(base, &step.working, &calls).state
+}
