@@ -25,8 +25,6 @@ const LINKING: &[&str] = &[
 /// Whether a name asks for what the user wants to know.
 pub(super) fn is_topic_name(name: &str) -> bool {
     TOPIC_NAMES.iter().any(|topic| alike(topic, name))
-        || alike(name, "search")
-        || alike(name, "searchQuery")
 }
 
 /// Whether two names differ in case and separators only.
@@ -45,14 +43,14 @@ pub(super) fn is_id_name(name: &str) -> bool {
     name == "id" || name.ends_with("Id") || name.ends_with("_id")
 }
 
-/// The value under a name, in the outermost object that has it; lists are not searched.
+/// The value under a name, in the outermost object that has it; lists are not entered.
 pub(super) fn find<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
-    search(value, &|object: &'a Map<String, Value>| object.get(name))
+    walk(value, &|object: &'a Map<String, Value>| object.get(name))
 }
 
 /// The value under a name that is alike.
 pub(super) fn find_alike<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
-    search(value, &|object: &'a Map<String, Value>| {
+    walk(value, &|object: &'a Map<String, Value>| {
         object
             .iter()
             .find(|(key, _)| alike(key, name))
@@ -65,7 +63,7 @@ pub(super) fn first_array(value: &Value) -> Option<&Vec<Value>> {
     if let Value::Array(items) = value {
         return Some(items);
     }
-    search(value, &|object| {
+    walk(value, &|object| {
         object
             .values()
             .find_map(|value| value.as_array().filter(|items| !items.is_empty()))
@@ -73,10 +71,7 @@ pub(super) fn first_array(value: &Value) -> Option<&Vec<Value>> {
 }
 
 /// Goes through nested objects, the outermost first.
-fn search<'a, T>(
-    value: &'a Value,
-    pick: &dyn Fn(&'a Map<String, Value>) -> Option<T>,
-) -> Option<T> {
+fn walk<'a, T>(value: &'a Value, pick: &dyn Fn(&'a Map<String, Value>) -> Option<T>) -> Option<T> {
     let mut level: Vec<&'a Map<String, Value>> = value.as_object().into_iter().collect();
     while !level.is_empty() {
         if let Some(found) = level.iter().find_map(|object| pick(object)) {
@@ -104,14 +99,14 @@ pub(super) fn first_text(value: &Value) -> Option<&str> {
     match value {
         Value::String(text) => Some(text),
         Value::Array(items) => items.iter().find_map(first_text),
-        Value::Object(_) => search(value, &|object| {
+        Value::Object(_) => walk(value, &|object| {
             object
                 .iter()
                 .find(|(name, value)| value.is_string() && !is_id_name(name))
                 .and_then(|(_, value)| value.as_str())
         })
         .or_else(|| {
-            search(value, &|object| {
+            walk(value, &|object| {
                 object
                     .values()
                     .find_map(|value| value.as_array()?.iter().find_map(first_text))

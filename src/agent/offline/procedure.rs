@@ -17,6 +17,7 @@ pub(super) struct Step {
 
 const CALLING: &[&str] = &["call", "calls", "use", "run", "invoke", "using", "calling"];
 const FILLERS: &[&str] = &["the", "tool", "then", "once", "again"];
+const EACH: &[&str] = &["for each", "for every"];
 const WRITING: &[&str] = &[
     "write",
     "tell",
@@ -155,19 +156,28 @@ fn joining(between: &str) -> bool {
     )
 }
 
+/// The list that a step goes over: "for each item of `name`" wherever it stands, or "for each …"
+/// without a name at the beginning of the step.
 fn each(parts: &[&str], tools: &[&str]) -> Option<Option<String>> {
-    let mentions = |part: &str| {
+    for (i, part) in parts.iter().enumerate().filter(|(i, _)| i % 2 == 0) {
         let lower = part.to_lowercase();
-        lower.contains("for each") || lower.contains("for every")
-    };
-    let at = parts
-        .iter()
-        .enumerate()
-        .position(|(i, part)| i % 2 == 0 && mentions(part))?;
-    let name = parts
-        .get(at.saturating_add(1))
-        .filter(|name| !tools.contains(name));
-    Some(name.map(|name| (*name).to_owned()))
+        let Some((before, after)) = EACH.iter().find_map(|phrase| lower.rsplit_once(phrase)) else {
+            continue;
+        };
+        let name = parts
+            .get(i.saturating_add(1))
+            .filter(|name| !tools.contains(name));
+        let words: Vec<&str> = after.split_whitespace().collect();
+        let leads = matches!(words.last(), Some(&("of" | "in" | "from" | "the")) | None)
+            && words.len() <= 4;
+        if let (true, Some(name)) = (leads, name) {
+            return Some(Some((*name).to_owned()));
+        }
+        if i == 0 && before.trim().is_empty() {
+            return Some(None);
+        }
+    }
+    None
 }
 
 /// Whether a clause begins with a word that asks to write.
