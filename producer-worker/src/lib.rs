@@ -1,1 +1,10 @@
-//! Placeholder.
+//! The producer: research agents in a Worker.
+
+pub mod agents;
+pub mod corpus;
+pub mod outline;
+pub mod passages;
+pub mod planner;
+pub mod projection;
+pub mod researcher;
+pub mod state;

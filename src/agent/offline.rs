@@ -1,4 +1,0 @@
-//! The offline model.
-
-/// Placeholder.
-pub struct OfflineModel;
