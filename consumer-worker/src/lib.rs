@@ -2,4 +2,7 @@
 
 pub mod agents;
 pub mod documents;
+pub mod proxy;
+#[cfg(target_arch = "wasm32")]
+pub mod shell;
 pub mod writer;

@@ -7,4 +7,6 @@ pub mod passages;
 pub mod planner;
 pub mod projection;
 pub mod researcher;
+#[cfg(target_arch = "wasm32")]
+pub mod shell;
 pub mod state;

@@ -4,6 +4,7 @@
 //! session's driver calls them.
 
 pub mod model;
+mod models;
 mod offline;
 mod schema;
 mod tool;
@@ -15,6 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+pub use models::model_by_name;
 pub use offline::OfflineModel;
 pub use schema::Shape;
 pub use tool::{StepHandle, StopSignal, Tool, ToolContext, ToolError, typed_tool};
