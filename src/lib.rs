@@ -7,6 +7,8 @@
 pub mod agent;
 #[cfg(target_arch = "wasm32")]
 pub mod cloudflare;
+pub mod consumer;
+pub mod dispatch;
 pub mod error;
 pub mod http;
 pub mod mount;

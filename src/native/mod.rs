@@ -5,5 +5,9 @@
 //! SQLite is in [`database`].
 
 pub mod database;
+mod objects;
+mod runtime;
 
 pub use database::RusqliteDatabase;
+pub use objects::{LocalObjects, MakeAgents, MountFetch};
+pub use runtime::{LocalRuntime, LogSink};

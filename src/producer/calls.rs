@@ -14,15 +14,15 @@ use super::{Halt, Producer};
 use crate::agent::{
     Agent, FINISH_TOOL, Identity, StepHandle, StopSignal, SubAgent, SubAgentPayload, Tool, ToolContext,
 };
-use crate::consumer::{CallHost, CallOutcome, CallSpec, run_call};
-use crate::dispatch::{child_id, message_for};
+use crate::consumer::{CallHost, CallSpec, run_call};
+use crate::dispatch::{CallOutcome, child_id, message_for};
 use crate::error::{Code, Error, Result};
 use crate::platform::{Level, Runtime};
 use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ParentRef, StartRequest};
 use crate::session::{ChildSettled, failed_outcome};
 use crate::store::{
-    Database, Epoch, SubRemote, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord, ToolOutcome,
+    Database, Epoch, SubRemote, SubSessionRecord, ToolCall, ToolCallRecord, ToolOutcome,
 };
 
 /// What carries a call out.
@@ -148,36 +148,35 @@ impl CallSide {
                 let sentence = format!("The arguments do not fit: {reason}");
                 return self.finished(failed_outcome(Code::ValidationError, sentence, false, None), None);
             }
-            let (spec, child) = match self.spec(&sub, &record) {
+            let spec = match self.spec(&sub, &record) {
                 Ok(spec) => spec,
                 Err(error) => {
                     let outcome = failed_outcome(error.code, error.message.into_owned(), false, None);
                     return self.finished(outcome, None);
                 }
             };
-            let outcome = run_call(self.clone(), sub.clone(), spec).await;
+            let child = spec.request.session_id.clone();
+            let outcome = run_call(self.clone(), sub.clone(), spec).await?;
             self.settle_child(&agent, &sub, child, outcome)
         })
     }
 
     /// The call's child: derived, so that a repeated execution meets the one that it began.
-    fn spec(&self, sub: &SubAgent, record: &ToolCallRecord) -> Result<(CallSpec, SessionId)> {
+    fn spec(&self, sub: &SubAgent, record: &ToolCallRecord) -> Result<CallSpec> {
         let producer = &self.producer;
         let (session, state) = producer
             .read(|session| (session.record.clone(), session.checkpoint.state.clone()))?
             .ok_or_else(Error::not_found)?;
         let child = child_id(&session.session_id, &session.stream_id, &self.tool_call_id, sub.location)?;
-        let known = producer.store.sub_session(&child)?;
         let state = match &sub.initial_state {
             Some(fill) => Some(fill(&record.call.arguments, &state, producer.store.database())?),
             None => None,
         };
         let timeout = u64::try_from(sub.policy.call_timeout.as_millis()).unwrap_or(u64::MAX);
-        let spec = CallSpec {
-            child_id: child.clone(),
+        Ok(CallSpec {
             tool_call_id: self.tool_call_id.clone(),
             request: StartRequest {
-                session_id: child.clone(),
+                session_id: child,
                 agent_type: Some(sub.agent_type.clone()),
                 message: message_for(&record.call.arguments),
                 state,
@@ -190,12 +189,8 @@ impl CallSide {
                     tool_call_id: self.tool_call_id.clone(),
                 }),
             },
-            deadline: known
-                .as_ref()
-                .map_or_else(|| producer.now().saturating_add(timeout), |known| known.deadline),
-            resume: known.is_some(),
-        };
-        Ok((spec, child))
+            deadline: producer.now().saturating_add(timeout),
+        })
     }
 
     /// Runs the hook, then commits outcome, ref and usage together.
@@ -224,9 +219,9 @@ impl CallSide {
                 );
             }
         }
-        let settled = ChildSettled { sub_session_id: child.clone(), status: outcome.status, usage: outcome.usage };
-        let record = self.producer.store.sub_session(&child)?.map(|record| (record, settled));
-        let tool = ToolOutcome { success: outcome.success, result: outcome.result, error: outcome.error };
+        let tool = outcome.to_tool_outcome();
+        let settled = ChildSettled { status: outcome.status, usage: outcome.usage };
+        let record = self.producer.store.sub_session(child.as_str())?.map(|record| (record, settled));
         self.finished(tool, record)
     }
 
@@ -269,7 +264,7 @@ impl CallSide {
     }
 
     fn stored_child(&self, id: &SessionId) -> Result<SubSessionRecord> {
-        self.producer.store.sub_session(id)?.ok_or_else(|| Producer::stored_missing("sub-session", id))
+        self.producer.store.sub_session(id.as_str())?.ok_or_else(|| Producer::stored_missing("sub-session", id))
     }
 }
 
@@ -328,7 +323,7 @@ impl CallHost for CallSide {
     }
 
     fn child(&self, id: &SessionId) -> Result<Option<SubSessionRecord>> {
-        self.producer.store.sub_session(id)
+        self.producer.store.sub_session(id.as_str())
     }
 
     fn open(&self, record: SubSessionRecord) -> Result<()> {

@@ -47,7 +47,6 @@ pub struct Producer {
 /// The execution that lives in this instance.
 struct Runner {
     number: u64,
-    epoch: Epoch,
     stop: StopSignal,
 }
 
@@ -118,7 +117,7 @@ impl Producer {
         let number = self.next_runner.get().wrapping_add(1);
         self.next_runner.set(number);
         let stop = StopSignal::default();
-        *self.runner.borrow_mut() = Some(Runner { number, epoch, stop: stop.clone() });
+        *self.runner.borrow_mut() = Some(Runner { number, stop: stop.clone() });
         let this = self.clone();
         self.runtime.spawn(Box::pin(async move {
             let halt = this.clone().run(epoch, stop).await.err();

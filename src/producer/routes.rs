@@ -18,7 +18,7 @@ use crate::protocol::canonical;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId};
 use crate::protocol::message::{ResumeMode, StartResponse, StopResponse};
 use crate::protocol::request::{
-    SessionQuery, SseQuery, idempotency_key, parse_resume, parse_start, parse_stop, query_value,
+    SessionQuery, SseQuery, idempotency_key, parse_resume, parse_start, parse_stop, parameter,
 };
 use crate::protocol::route::Action;
 use crate::session::{Accepted, Begin, EntryIds, Reopen, Session};
@@ -308,12 +308,12 @@ impl Producer {
     fn descendant(&self, agent_type: &AgentType, query: Option<&str>) -> Result<Response> {
         self.expect(agent_type, &SessionQuery::parse(query)?.session_id)?;
         let (Some(sub), Some(sub_type)) =
-            (query_value(query, "subSessionId")?, query_value(query, "subAgentType")?)
+            (parameter(query, "subSessionId")?, parameter(query, "subAgentType")?)
         else {
             return Err(Error::not_found());
         };
         let id = SessionId::parse(&sub).map_err(|_| Error::not_found())?;
-        let direct = self.store.sub_session(&id)?.is_some_and(|child| child.agent_type.as_str() == sub_type);
+        let direct = self.store.sub_session(id.as_str())?.is_some_and(|child| child.agent_type.as_str() == sub_type);
         if direct || self.store.announced(&sub, &sub_type)? {
             Ok(json_answer(200, &json!({})))
         } else {

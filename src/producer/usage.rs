@@ -33,7 +33,7 @@ impl Producer {
         let record = self.read(|session| session.record.clone())?.ok_or_else(Error::not_found)?;
         let updated_at = if ending.is_some() { self.now() } else { record.updated_at };
         let mut sum = rollup(
-            record.session_id.as_str(),
+            &record.session_id,
             record.created_at,
             updated_at,
             record.step_count.saturating_add(ending.unwrap_or(0)),
@@ -54,6 +54,7 @@ impl Producer {
             tool_call_id: child.tool_call_id,
             settled,
             live,
+            created_at: child.created_at,
         }
     }
 

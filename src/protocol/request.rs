@@ -247,7 +247,7 @@ fn query_session(query: Option<&str>) -> Result<SessionId> {
 
 /// A parameter's decoded value. One that is there twice is refused: two readers could take two
 /// different ones.
-fn parameter(query: Option<&str>, name: &str) -> Result<Option<String>> {
+pub fn parameter(query: Option<&str>, name: &str) -> Result<Option<String>> {
     let mut values = form_urlencoded::parse(query.unwrap_or_default().as_bytes())
         .filter(|(key, _)| key == name)
         .map(|(_, value)| value.into_owned());

@@ -19,7 +19,7 @@ use std::rc::Rc;
 use serde_json::Value;
 
 pub use entry::{Accepted, Begin, EntryIds, Reopen, StopOutcome};
-pub use step::{ChildSettled, ModelAnswer, Settlement, Step};
+pub use step::{ChildSettled, ModelAnswer, Settlement, Step, failed_outcome};
 
 use crate::error::{Code, Error, Result};
 use crate::protocol::chunk::{Chunk, ChunkBody};

@@ -9,10 +9,11 @@ use std::rc::Rc;
 
 use serde_json::{Value, json};
 
+use super::patch::{CallWrites, reconcile};
 use super::{Draft, Session, Transition, checkpoint_id, patch};
 use crate::error::{Code, Error, Result};
 use crate::protocol::chunk::ChunkBody;
-use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp};
+use crate::protocol::ids::{Sequence, StreamId, Timestamp};
 use crate::protocol::message::SessionStatus;
 use crate::protocol::usage::{RollupOrigin, Tokens, UsageRollup};
 use crate::protocol::END_STATE_LIMIT;
@@ -52,8 +53,6 @@ pub struct ModelAnswer {
 /// How a child's call ended, committed together with the call's result.
 #[derive(Clone, Debug)]
 pub struct ChildSettled {
-    /// The child.
-    pub sub_session_id: SessionId,
     /// The ref's final status.
     pub status: SubStatus,
     /// The child's rollup, where it is known.
@@ -348,12 +347,7 @@ impl Session {
                 };
                 for id in open {
                     let child = children.iter().find(|child| child.tool_call_id == id).map(|child| {
-                        let settled = ChildSettled {
-                            sub_session_id: child.sub_session_id.clone(),
-                            status: SubStatus::Failed,
-                            usage: None,
-                        };
-                        (child.clone(), settled)
+                        (child.clone(), ChildSettled { status: SubStatus::Failed, usage: None })
                     });
                     draft.finish_call(&id, not_executed(code), child)?;
                 }
@@ -394,7 +388,7 @@ impl Session {
 
 /// The result of a call that was not executed.
 #[must_use]
-pub fn not_executed(code: Code) -> ToolOutcome {
+pub(super) fn not_executed(code: Code) -> ToolOutcome {
     let sentence = "The call was not executed: the run was stopped.";
     failed_outcome(code, sentence.into(), false, None)
 }
@@ -580,7 +574,7 @@ impl Draft {
         let Some(answer) = step.record.answer.clone() else {
             return Err(Error::internal("the step has no answer to promote"));
         };
-        let state = final_state(&self.session.checkpoint.state, &step);
+        let state = final_state(&self.session.checkpoint.state, &step)?;
         let reconciling = patch::diff(&step.working, &state);
         if !reconciling.is_empty() {
             self.say_patch(reconciling, state)?;
@@ -669,15 +663,18 @@ impl Draft {
 
 /// The state that the step's calls add up to: failed calls' writes are dropped, and of two calls
 /// that wrote the same place the later in call order wins.
-fn final_state(base: &Value, step: &Step) -> Value {
-    let calls: Vec<patch::CallWrites<'_>> = step
+fn final_state(base: &Value, step: &Step) -> Result<Value> {
+    let calls: Vec<CallWrites<'_>> = step
         .calls
         .iter()
-        .map(|call| patch::CallWrites {
+        .map(|call| CallWrites {
             index: call.index,
             staged: &call.staged,
             dropped: !call.outcome.as_ref().is_some_and(|outcome| outcome.success),
         })
         .collect();
-    patch::reconcile(base, &step.working, &calls).state
+    let reconciled = reconcile(base, &calls).map_err(|e| {
+        Error::new(Code::InvalidStoredState, "What the step staged cannot be applied.").with_detail(e.to_string())
+    })?;
+    Ok(reconciled.state)
 }

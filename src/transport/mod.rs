@@ -3,11 +3,21 @@
 //!
 //! Answers are validated here; a caller sees typed answers or a typed [`TransportError`].
 
+mod frames;
+mod http;
+mod objects;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+
 use std::time::Duration;
 
 use futures::future::LocalBoxFuture;
 use futures::stream::LocalBoxStream;
 
+pub use self::http::{HeaderFactory, HeaderSource, HttpTransport};
+pub use self::objects::ObjectsFetch;
 use crate::http::{Request, Response};
 use crate::protocol::frame::Frame;
 use crate::protocol::ids::{Position, SessionId, StreamId};
@@ -52,6 +62,12 @@ pub enum TransportError {
     /// The call's deadline passed.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
+    /// The answer is of a later major version of the contract.
+    #[error("the answer has version {theirs} of the protocol; this side knows {}", crate::protocol::VERSION)]
+    VersionUnsupported {
+        /// The answer's version.
+        theirs: u32,
+    },
     /// The mount is projected: an executor must use a raw one.
     #[error("the mount is projected; a dispatch needs a raw mount")]
     ProjectedMount,
@@ -94,8 +110,10 @@ pub struct RetryPolicy {
     pub stream_retries: u32,
     /// Attach attempts in a row that met no runner. Default 3.
     pub attach_attempts: u32,
-    /// Tries of a POST after the first. Default 3.
+    /// Tries of a POST, or of a read, after the first. Default 3.
     pub post_retries: u32,
+    /// Each try of a POST's own deadline. Default 30 s.
+    pub post_timeout: Duration,
     /// The first wait between tries; it doubles, with jitter. Default 500 ms.
     pub retry_base: Duration,
     /// Each recovery read's own deadline. Default 10 s.
@@ -110,6 +128,7 @@ impl Default for RetryPolicy {
             stream_retries: 3,
             attach_attempts: 3,
             post_retries: 3,
+            post_timeout: Duration::from_secs(30),
             retry_base: Duration::from_millis(500),
             read_timeout: Duration::from_secs(10),
         }

@@ -9,7 +9,7 @@ use super::{Fetch, FetchError};
 use crate::http::{Request, Response};
 use crate::mount::Objects;
 use crate::protocol::ids::SessionId;
-use crate::protocol::request::query_value;
+use crate::protocol::request::parameter;
 
 /// A [`Fetch`] that finds each request's object by the session id it names, in the query or in the
 /// body.
@@ -38,7 +38,7 @@ fn named_session(request: &Request) -> Option<SessionId> {
     struct Named {
         session_id: SessionId,
     }
-    match query_value(request.uri().query(), "sessionId") {
+    match parameter(request.uri().query(), "sessionId") {
         Ok(Some(id)) => SessionId::parse(&id).ok(),
         _ => serde_json::from_slice::<Named>(request.body()).ok().map(|named| named.session_id),
     }

@@ -1,0 +1,467 @@
+//! The machine of one call: told what happened, it says what to do next.
+//!
+//! Implements the dispatch rules of section 7. It is pure: time comes in as an argument, and
+//! nothing waits here. It never attaches to a child that belongs to someone else, never writes a
+//! child's chunk twice, and settles exactly once. What happens after the stream is in
+//! `recovery.rs`.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use serde_json::{Map, Value, json};
+
+use super::fold::{bounded_state, checked_output, rollup};
+use super::recovery::{Draft, Fold};
+use super::{Abandon, CallFailure, Effect, Event};
+use crate::agent::{Shape, SubAgent};
+use crate::error::Code;
+use crate::protocol::chunk::RawChunk;
+use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
+use crate::protocol::ids::{AgentType, Position, Sequence, SessionId, StreamId, Timestamp};
+use crate::protocol::message::{SessionStatus, StartResponse};
+use crate::protocol::usage::RollupOrigin;
+use crate::store::SubRemote;
+use crate::transport::{RetryPolicy, TransportError};
+
+/// The longest wait that a peer may ask for, in milliseconds.
+const LONGEST_WAIT: u64 = 60_000;
+
+/// From the second wait in a row on: this many bases, doubled once and then kept.
+const LATER_WAIT: u64 = 16;
+
+/// What the machine has to know of a sub-agent.
+#[derive(Clone)]
+pub struct Terms {
+    /// The child's session id.
+    pub child: SessionId,
+    /// The child's agent type.
+    pub agent_type: AgentType,
+    /// Budgets and waits.
+    pub policy: RetryPolicy,
+    /// The shape that a completed child's output must have.
+    pub output: Option<Shape>,
+    /// The largest child state that is folded, in bytes of JSON.
+    pub max_fold_state_bytes: usize,
+    /// Whether a child without a runner is resumed once.
+    pub resume_dead_producer: bool,
+}
+
+impl Terms {
+    /// The terms of a call of `sub` that makes `child`.
+    #[must_use]
+    pub fn new(sub: &SubAgent, child: SessionId) -> Self {
+        Self {
+            child,
+            agent_type: sub.agent_type.clone(),
+            policy: sub.policy.clone(),
+            output: sub.output.clone(),
+            max_fold_state_bytes: sub.max_fold_state_bytes,
+            resume_dead_producer: sub.resume_dead_producer,
+        }
+    }
+}
+
+/// Where a call stands: what it waits for.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Phase {
+    Starting,
+    Attaching,
+    Streaming,
+    /// A pause before the stream is attached again, or the status read again.
+    Pausing(Then),
+    Status,
+    Resuming,
+    Interrupting(Box<Draft>),
+    Snapshot(Box<Draft>),
+    Usage(Box<Draft>),
+    Settled,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Then {
+    Attach,
+    Status,
+}
+
+/// One call to one child. See [`Effect`] and [`Event`] for how it is driven.
+pub struct Dispatch {
+    pub(super) terms: Terms,
+    pub(super) phase: Phase,
+    effects: VecDeque<Effect>,
+    /// The child's stream, once it is known.
+    pub(super) stream: Option<StreamId>,
+    /// The last child sequence that is forwarded.
+    cursor: Sequence,
+    /// Where the next attach reads from when it is not the cursor.
+    rewind: bool,
+    /// Whether a `/start` may be on its way to the child, or was in an earlier life of the parent.
+    start_sent: bool,
+    /// A stop that waits for the start's answer.
+    stopping: bool,
+    stream_retries: u32,
+    pub(super) attaches: u32,
+    pub(super) resumes: u32,
+    /// Waits in a row without a new chunk.
+    waits: u32,
+    /// The terminal `error` frame, in case that the status cannot be read.
+    pub(super) failure: Option<ErrorFrame>,
+}
+
+impl Dispatch {
+    /// A call whose ref is stored. `known` says that the ref was there before this life of the
+    /// parent: a start may have been sent then. With `remote` the child has answered its start
+    /// already, and the stream goes on at the stored cursor.
+    #[must_use]
+    pub fn new(terms: Terms, known: bool, remote: Option<SubRemote>) -> Self {
+        let mut dispatch = Self {
+            stream_retries: terms.policy.stream_retries,
+            attaches: terms.policy.attach_attempts,
+            terms,
+            phase: Phase::Starting,
+            effects: VecDeque::new(),
+            stream: None,
+            cursor: 0,
+            rewind: false,
+            start_sent: known,
+            stopping: false,
+            resumes: 0,
+            waits: 0,
+            failure: None,
+        };
+        match remote {
+            Some(remote) => {
+                dispatch.cursor = remote.last_sequence;
+                dispatch.stream = Some(remote.stream_id);
+                dispatch.attach();
+            }
+            None => dispatch.effects.push_back(Effect::Start),
+        }
+        dispatch
+    }
+
+    /// Whether the call has settled: its last effect is, or was, [`Effect::Settle`].
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.phase == Phase::Settled
+    }
+
+    /// What must be done now; `None` while an effect's answer is awaited.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        let effect = self.effects.pop_front();
+        self.start_sent |= matches!(effect, Some(Effect::Start));
+        effect
+    }
+
+    /// Something happened. An event that the call does not wait for changes nothing.
+    pub fn handle(&mut self, event: Event, now: Timestamp) {
+        match (std::mem::replace(&mut self.phase, Phase::Settled), event) {
+            (Phase::Starting, Event::Started(answer)) => self.on_started(answer),
+            (Phase::Attaching, Event::Attached) => self.go(Phase::Streaming, Effect::Next),
+            (Phase::Attaching | Phase::Streaming, Event::Dropped(error)) => self.on_dropped(&error, now),
+            (Phase::Streaming, Event::Frames(frames)) => self.on_frames(frames, now),
+            (Phase::Pausing(Then::Attach), Event::Slept) => self.attach(),
+            (Phase::Pausing(Then::Status), Event::Slept) => self.read_status(),
+            (Phase::Status, Event::Status(answer)) => self.on_status(answer, now),
+            (Phase::Resuming, Event::Resumed(answer)) => self.on_resumed(answer),
+            (Phase::Snapshot(draft), Event::Snapshot(answer)) => self.on_snapshot(*draft, answer),
+            (Phase::Usage(draft), Event::Usage(answer)) => self.on_usage(*draft, answer),
+            (Phase::Interrupting(draft), Event::Interrupted(answer)) => self.on_interrupted(*draft, answer),
+            (phase, _) => self.phase = phase,
+        }
+    }
+
+    /// The parent is asked to stop: the child is interrupted, and the call settles interrupted.
+    ///
+    /// A start that is under way is settled first. A call that was never sent settles at once. A
+    /// child whose end is known already keeps it.
+    pub fn handle_stop(&mut self) -> Abandon {
+        let failure = CallFailure::new(Code::RunInterrupted, "The call was interrupted.");
+        match self.phase {
+            Phase::Starting if self.start_sent => {
+                self.stopping = true;
+                Abandon::No
+            }
+            Phase::Starting => {
+                self.effects.clear();
+                self.settle(Draft::failed(failure.with_cause("not_started")));
+                Abandon::Yes
+            }
+            _ => self.cut(failure),
+        }
+    }
+
+    /// The call's time is over: the child is interrupted, and the call settles `run_timeout`.
+    pub fn handle_deadline(&mut self) -> Abandon {
+        if self.stopping {
+            return self.cut(CallFailure::new(Code::RunInterrupted, "The call was interrupted."));
+        }
+        self.cut(CallFailure::new(Code::RunTimeout, "The sub-agent did not finish in time.").with_cause("deadline"))
+    }
+
+    /// Ends a call whose child may be at work.
+    fn cut(&mut self, failure: CallFailure) -> Abandon {
+        match self.phase {
+            Phase::Interrupting(_) | Phase::Snapshot(_) | Phase::Usage(_) | Phase::Settled => Abandon::No,
+            _ => {
+                // What is queued and not yet done belongs to the effect that is dropped now, except
+                // for chunks: those have been taken from the stream and are written all the same.
+                self.effects.retain(|effect| {
+                    matches!(effect, Effect::Identify { .. } | Effect::Forward { .. } | Effect::Note(_))
+                });
+                self.interrupt(Draft::failed(failure));
+                Abandon::Yes
+            }
+        }
+    }
+
+    pub(super) fn go(&mut self, phase: Phase, effect: Effect) {
+        self.phase = phase;
+        self.effects.push_back(effect);
+    }
+
+    pub(super) fn note(&mut self, text: impl Into<String>) {
+        self.effects.push_back(Effect::Note(text.into()));
+    }
+
+    pub(super) fn attach(&mut self) {
+        match self.stream.clone() {
+            Some(stream) => {
+                let from = if self.rewind { Position::None } else { Position::At(self.cursor) };
+                self.go(Phase::Attaching, Effect::Attach { from, stream });
+            }
+            None => self.read_status(),
+        }
+    }
+
+    pub(super) fn read_status(&mut self) {
+        self.go(Phase::Status, Effect::ReadStatus);
+    }
+
+    /// Interrupts the child before the call settles as `draft` says.
+    pub(super) fn interrupt(&mut self, draft: Draft) {
+        let reason = match &draft.verdict {
+            Err(failure) => Code::from_wire(&failure.code).unwrap_or(Code::RunInterrupted),
+            Ok(_) => Code::RunInterrupted,
+        };
+        self.go(Phase::Interrupting(Box::new(draft)), Effect::Interrupt { reason });
+    }
+
+    /// Waits before the next attempt. Attempts in a row wait 1, 16, 32, 32… bases: with the default
+    /// of 500 ms the first is quick, and three span 24.5 s.
+    pub(super) fn pause(&mut self, then: Then, at_least: Option<u32>, now: Timestamp) {
+        let base = u64::try_from(self.terms.policy.retry_base.as_millis()).unwrap_or(LONGEST_WAIT);
+        let wait = base.saturating_mul(match self.waits {
+            0 => 1,
+            1 => LATER_WAIT,
+            _ => LATER_WAIT * 2,
+        });
+        self.waits = self.waits.saturating_add(1);
+        let asked = at_least.map_or(0, |seconds| u64::from(seconds).saturating_mul(1000));
+        let until = now.saturating_add(wait.max(asked).min(LONGEST_WAIT));
+        self.go(Phase::Pausing(then), Effect::Sleep { until });
+    }
+
+    pub(super) fn adopt(&mut self, stream: StreamId) {
+        self.stream = Some(stream.clone());
+        self.effects.push_back(Effect::Identify { stream });
+        self.attach();
+    }
+
+    fn on_started(&mut self, answer: Result<StartResponse, TransportError>) {
+        let known = match &answer {
+            Ok(started) => Some(StreamId::parse(&started.stream_id).ok()),
+            Err(error) => attach_instead(error),
+        };
+        if self.stopping {
+            let failure = CallFailure::new(Code::RunInterrupted, "The call was interrupted.");
+            return match answer {
+                Err(error) if never_begun(&error) => self.settle(Draft::failed(failure)),
+                _ => self.interrupt(Draft::failed(failure)),
+            };
+        }
+        match (known, answer) {
+            (Some(Some(stream)), _) => self.adopt(stream),
+            // The refusal does not name the stream, or names it oddly: the status does.
+            (Some(None), _) => self.read_status(),
+            (None, Err(error)) => self.refuse(&error),
+            (None, Ok(_)) => self.read_status(),
+        }
+    }
+
+    /// A call of the transport failed for good: the call fails with it, and a child that may be at
+    /// work all the same is interrupted first.
+    pub(super) fn refuse(&mut self, error: &TransportError) {
+        let draft = Draft::failed(CallFailure::of_transport(error));
+        if never_begun(error) {
+            self.settle(draft);
+        } else {
+            self.interrupt(draft);
+        }
+    }
+
+    fn on_dropped(&mut self, error: &TransportError, now: Timestamp) {
+        match error {
+            TransportError::ProjectedMount | TransportError::VersionUnsupported { .. } => self.refuse(error),
+            _ if !may_pass(error) => self.read_status(),
+            _ => self.reattach(retry_after(error), now),
+        }
+    }
+
+    /// Attaches again after a wait, or asks for the status when that was tried often enough.
+    fn reattach(&mut self, at_least: Option<u32>, now: Timestamp) {
+        match self.stream_retries.checked_sub(1) {
+            Some(left) => {
+                self.stream_retries = left;
+                self.pause(Then::Attach, at_least, now);
+            }
+            None => self.read_status(),
+        }
+    }
+
+    fn on_frames(&mut self, frames: Vec<Frame>, now: Timestamp) {
+        let mut chunks = Vec::new();
+        let mut last = None;
+        for frame in frames {
+            match frame {
+                Frame::Chunk { sequence, chunk } if sequence > self.cursor => {
+                    self.cursor = sequence;
+                    chunks.push((sequence, chunk));
+                }
+                Frame::Chunk { .. } | Frame::CaughtUp { .. } => {}
+                Frame::End(_) | Frame::Error(_) => {
+                    last = Some(frame);
+                    break;
+                }
+            }
+        }
+        if !chunks.is_empty() {
+            self.stream_retries = self.terms.policy.stream_retries;
+            self.attaches = self.terms.policy.attach_attempts;
+            self.waits = 0;
+            self.rewind = false;
+            self.forward(chunks);
+        }
+        match last {
+            None => self.go(Phase::Streaming, Effect::Next),
+            Some(Frame::End(end)) if end.status == SessionStatus::Completed => self.on_completed(end),
+            Some(Frame::Error(error)) if error.code == Code::Truncated.as_str() => self.on_truncated(&error, now),
+            Some(Frame::Error(error)) if error.recoverable => self.reattach(None, now),
+            Some(Frame::Error(error)) => {
+                self.failure = Some(error);
+                self.read_status();
+            }
+            Some(_) => self.read_status(),
+        }
+    }
+
+    fn forward(&mut self, chunks: Vec<(Sequence, RawChunk)>) {
+        if let Some(stream) = self.stream.clone() {
+            self.effects.push_back(Effect::Forward { stream, through: self.cursor, chunks });
+        }
+    }
+
+    fn on_completed(&mut self, end: EndFrame) {
+        let state = end.state.map_or(Fold::Wanted, |state| self.fold_state(state));
+        let usage = match end.usage.as_ref().map(rollup) {
+            Some(Ok(rollup)) => Fold::Have((rollup, RollupOrigin::End)),
+            Some(Err(warning)) => {
+                self.note(warning);
+                Fold::Wanted
+            }
+            None => Fold::Wanted,
+        };
+        let verdict = checked_output(end.output, self.terms.output.as_ref());
+        self.conclude(Draft { verdict, state, usage });
+    }
+
+    pub(super) fn fold_state(&mut self, state: Value) -> Fold<Value> {
+        match bounded_state(state, self.terms.max_fold_state_bytes) {
+            Ok(state) => Fold::Have(state),
+            Err(warning) => {
+                self.note(warning);
+                Fold::Skipped
+            }
+        }
+    }
+
+    /// The child's log no longer holds what follows the cursor. The call goes on just before what
+    /// it does hold, and says so on the stream in the child's name; the child is left alone.
+    fn on_truncated(&mut self, error: &ErrorFrame, now: Timestamp) {
+        let Some(left) = self.stream_retries.checked_sub(1) else { return self.read_status() };
+        self.stream_retries = left;
+        let told = error.stream_id.as_deref().and_then(|id| StreamId::parse(id).ok());
+        let another_life = told.is_some() && told != self.stream;
+        // The floor is the oldest chunk that is kept, and a position is exclusive.
+        let before_floor = error.floor.map(|floor| floor.saturating_sub(1));
+        let target = if another_life { Some(before_floor.unwrap_or(0)) } else { before_floor };
+        match target {
+            Some(target) if another_life || target > self.cursor => {
+                self.stream = told.or_else(|| self.stream.take());
+                self.cursor = target;
+                self.rewind = false;
+                let chunk = self.resync_chunk(now);
+                self.forward(vec![(target, chunk)]);
+                self.attach();
+            }
+            _ if !self.rewind => {
+                // The cursor is above all that the child still knows. Nothing is to be skipped, so
+                // the child is read from where it likes to begin; known chunks are not written.
+                self.note("the child's log ends before the cursor");
+                self.rewind = true;
+                self.attach();
+            }
+            _ => self.read_status(),
+        }
+    }
+
+    fn resync_chunk(&self, now: Timestamp) -> RawChunk {
+        let mut fields = Map::new();
+        fields.insert("type".into(), json!("stream_resync"));
+        fields.insert("reason".into(), json!("child_truncated"));
+        fields.insert("agentId".into(), json!(self.terms.child.as_str()));
+        fields.insert("agentType".into(), json!(self.terms.agent_type.as_str()));
+        fields.insert("timestamp".into(), json!(now));
+        fields.insert("step".into(), json!(0));
+        RawChunk(fields)
+    }
+}
+
+/// For a refusal that means "attach": the stream that it names, if it names one.
+pub(super) fn attach_instead(error: &TransportError) -> Option<Option<StreamId>> {
+    match error {
+        TransportError::Refused { envelope, .. } => match envelope.known_code() {
+            Some(Code::AlreadyRunning | Code::AlreadyCompleted) => {
+                Some(envelope.stream_id.as_deref().and_then(|id| StreamId::parse(id).ok()))
+            }
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// Whether the refusal proves that the request began nothing: the contract writes nothing on a
+/// refusal. A fault of the server proves nothing.
+fn never_begun(error: &TransportError) -> bool {
+    match error {
+        TransportError::Refused { status, .. } => *status < 500 && attach_instead(error).is_none(),
+        _ => false,
+    }
+}
+
+/// Whether the same request may be answered later.
+pub(super) fn may_pass(error: &TransportError) -> bool {
+    match error {
+        TransportError::Refused { status, .. } => *status == 429 || *status >= 500,
+        TransportError::Unreachable(_) | TransportError::Malformed(_) | TransportError::Timeout(_) => true,
+        TransportError::ProjectedMount | TransportError::VersionUnsupported { .. } => false,
+    }
+}
+
+pub(super) fn retry_after(error: &TransportError) -> Option<u32> {
+    match error {
+        TransportError::Refused { retry_after, .. } => *retry_after,
+        _ => None,
+    }
+}

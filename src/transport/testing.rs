@@ -1,0 +1,52 @@
+//! A runtime on tokio's clock, for tests in virtual time.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::time::Duration;
+
+use futures::future::LocalBoxFuture;
+use tokio::time::Instant;
+
+use crate::platform::{Level, Runtime};
+use crate::protocol::ids::Timestamp;
+
+/// Where the test clock begins.
+pub(crate) const EPOCH: Timestamp = 1_800_000_000_000;
+
+pub(crate) struct TestRuntime {
+    begun: Instant,
+    pub(crate) lines: RefCell<Vec<String>>,
+}
+
+impl TestRuntime {
+    pub(crate) fn new() -> Self {
+        Self { begun: Instant::now(), lines: RefCell::default() }
+    }
+
+    /// Milliseconds of virtual time since the test began.
+    pub(crate) fn elapsed(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Runtime for TestRuntime {
+    fn now(&self) -> Timestamp {
+        EPOCH + self.elapsed()
+    }
+
+    fn entropy(&self) -> [u8; 16] {
+        [255; 16]
+    }
+
+    fn sleep(&self, duration: Duration) -> LocalBoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(duration))
+    }
+
+    fn spawn(&self, task: LocalBoxFuture<'static, ()>) {
+        tokio::task::spawn_local(task);
+    }
+
+    fn log(&self, _: Level, event: &dyn fmt::Display) {
+        self.lines.borrow_mut().push(event.to_string());
+    }
+}
