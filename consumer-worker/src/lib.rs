@@ -3,3 +3,10 @@
 pub mod agents;
 pub mod documents;
 pub mod writer;
+
+#[cfg(test)]
+#[allow(dead_code)] // The producer's bench; not every part of it is needed here.
+#[path = "../../producer-worker/src/bench.rs"]
+mod bench;
+#[cfg(test)]
+mod tests;

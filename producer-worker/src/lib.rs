@@ -8,3 +8,8 @@ pub mod planner;
 pub mod projection;
 pub mod researcher;
 pub mod state;
+
+#[cfg(test)]
+mod bench;
+#[cfg(test)]
+mod tests;

@@ -201,7 +201,8 @@ fn is_heading(text: &str) -> bool {
     rest.len() < text.len() && rest.starts_with(' ') && !text.trim().contains('\n')
 }
 
-/// Places after a sentence: its mark, closing quotes and brackets, and the space behind it.
+/// Places after a sentence: its mark, closing quotes and brackets, and the space behind it. A small
+/// letter carries the sentence on, as after an abbreviation.
 fn sentence_ends(text: &str) -> Vec<usize> {
     let mut ends = Vec::new();
     let mut marked = false;
@@ -213,7 +214,8 @@ fn sentence_ends(text: &str) -> Vec<usize> {
             continue;
         }
         // Marks of scripts without spaces end a sentence by themselves.
-        if marked && (spaced || wide) && !is_mark(c) && !is_closing(c) {
+        let goes_on = !wide && c.is_lowercase();
+        if marked && (spaced || wide) && !goes_on && !is_mark(c) && !is_closing(c) {
             ends.push(at);
             marked = false;
         }
