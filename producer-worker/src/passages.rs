@@ -24,7 +24,7 @@ const MOST_TERMS: usize = 24;
 const LONGEST_TERM: usize = 48;
 
 /// Hits that are looked at for one search, repetitions included.
-const MOST_HITS: i64 = 60;
+const MOST_HITS: usize = 60;
 
 const STOP_WORDS: &[&str] = &[
     "a", "about", "after", "all", "also", "an", "and", "any", "are", "as", "at", "be", "been",
@@ -131,10 +131,10 @@ pub fn search(database: &dyn Database, text: &str, most: usize) -> Result<Vec<Qu
     let Some(query) = match_query(text) else {
         return Ok(Vec::new());
     };
-    let rows = database.query(
-        "SELECT document, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT ?",
-        &[SqlValue::Text(query), SqlValue::Integer(MOST_HITS)],
-    )?;
+    let sql = format!(
+        "SELECT document, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT {MOST_HITS}"
+    );
+    let rows = database.query(&sql, &[SqlValue::Text(query)])?;
     let mut found: Vec<Quotation> = Vec::new();
     for row in rows {
         let Ok([SqlValue::Text(document_id), SqlValue::Text(quote)]) =
