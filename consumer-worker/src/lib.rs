@@ -6,3 +6,10 @@ pub mod proxy;
 #[cfg(target_arch = "wasm32")]
 pub mod shell;
 pub mod writer;
+
+#[cfg(test)]
+#[allow(dead_code)] // The producer's bench; not every part of it is needed here.
+#[path = "../../producer-worker/src/bench.rs"]
+mod bench;
+#[cfg(test)]
+mod tests;

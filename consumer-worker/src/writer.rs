@@ -203,7 +203,10 @@ fn fold(payload: &SubAgentPayload, context: &ToolContext) -> Result<()> {
         Some(Err(_)) | None => ("unknown".to_owned(), 0, 0),
     };
     // A later message brings another topic, which the entry hook cannot write.
-    let topic = payload.output.as_ref().and_then(|output| Some(output.get("topic")?.as_str()?.to_owned()));
+    let topic = payload
+        .output
+        .as_ref()
+        .and_then(|output| Some(output.get("topic")?.as_str()?.to_owned()));
     let session_id = payload.sub_session_id.to_string();
     let research = Research {
         phase,

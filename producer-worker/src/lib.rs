@@ -10,3 +10,8 @@ pub mod researcher;
 #[cfg(target_arch = "wasm32")]
 pub mod shell;
 pub mod state;
+
+#[cfg(test)]
+mod bench;
+#[cfg(test)]
+mod tests;

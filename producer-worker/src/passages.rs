@@ -24,7 +24,7 @@ const MOST_TERMS: usize = 24;
 const LONGEST_TERM: usize = 48;
 
 /// Hits that are looked at for one search, repetitions included.
-const MOST_HITS: i64 = 60;
+const MOST_HITS: usize = 60;
 
 const STOP_WORDS: &[&str] = &[
     "a", "about", "after", "all", "also", "an", "and", "any", "are", "as", "at", "be", "been",
@@ -131,10 +131,10 @@ pub fn search(database: &dyn Database, text: &str, most: usize) -> Result<Vec<Qu
     let Some(query) = match_query(text) else {
         return Ok(Vec::new());
     };
-    let rows = database.query(
-        "SELECT document, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT ?",
-        &[SqlValue::Text(query), SqlValue::Integer(MOST_HITS)],
-    )?;
+    let sql = format!(
+        "SELECT document, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT {MOST_HITS}"
+    );
+    let rows = database.query(&sql, &[SqlValue::Text(query)])?;
     let mut found: Vec<Quotation> = Vec::new();
     for row in rows {
         let Ok([SqlValue::Text(document_id), SqlValue::Text(quote)]) =
@@ -201,7 +201,8 @@ fn is_heading(text: &str) -> bool {
     rest.len() < text.len() && rest.starts_with(' ') && !text.trim().contains('\n')
 }
 
-/// Places after a sentence: its mark, closing quotes and brackets, and the space behind it.
+/// Places after a sentence: its mark, closing quotes and brackets, and the space behind it. A small
+/// letter carries the sentence on, as after an abbreviation.
 fn sentence_ends(text: &str) -> Vec<usize> {
     let mut ends = Vec::new();
     let mut marked = false;
@@ -213,7 +214,8 @@ fn sentence_ends(text: &str) -> Vec<usize> {
             continue;
         }
         // Marks of scripts without spaces end a sentence by themselves.
-        if marked && (spaced || wide) && !is_mark(c) && !is_closing(c) {
+        let goes_on = !wide && c.is_lowercase();
+        if marked && (spaced || wide) && !goes_on && !is_mark(c) && !is_closing(c) {
             ends.push(at);
             marked = false;
         }
