@@ -12,6 +12,7 @@ use http::{StatusCode, Uri};
 use remote_agents::http::{Request, Response, json, refusal};
 use remote_agents::mount::{Mount, Objects};
 use remote_agents::protocol::ids::{AgentType, SessionId};
+use remote_agents::protocol::request::parameter;
 use remote_agents::transport::{Transport, TransportError};
 use remote_agents::{Code, Error, Result};
 
@@ -72,11 +73,11 @@ impl ChildProxy<'_> {
 
     async fn read(&self, reading: Reading, request: &Request) -> Result<Response, Box<Response>> {
         let refused = |error: Error| Box::new(refusal(&error));
-        let query = request.uri().query().unwrap_or_default();
-        let child = self.admitted(request, query)?;
-        let named = form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "agentType");
-        let child_type = named.map_or(DEFAULT_TYPE.into(), |(_, value)| value);
-        let child_type = AgentType::parse(&child_type).map_err(|_| refused(Error::not_found()))?;
+        let query = request.uri().query();
+        let child = self.admitted(request, query.unwrap_or_default())?;
+        let child_type = parameter(query, "agentType").map_err(refused)?;
+        let child_type = AgentType::parse(child_type.as_deref().unwrap_or(DEFAULT_TYPE))
+            .map_err(|_| refused(Error::not_found()))?;
         if !self.is_known(&child, &child_type).await.map_err(refused)? {
             return Err(refused(Error::not_found()));
         }
