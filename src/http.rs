@@ -89,10 +89,14 @@ pub fn refusal(error: &Error) -> Response {
     let body = serde_json::to_vec(&ErrorEnvelope::from(error)).unwrap_or_default();
     let mut response = answer(error.status(), "application/json", Body::Full(body.into()));
     if let Some(allow) = error.allow {
-        response.headers_mut().insert(http::header::ALLOW, http::HeaderValue::from_static(allow));
+        response
+            .headers_mut()
+            .insert(http::header::ALLOW, http::HeaderValue::from_static(allow));
     }
     if let Some(seconds) = error.retry_after {
-        response.headers_mut().insert(http::header::RETRY_AFTER, seconds.into());
+        response
+            .headers_mut()
+            .insert(http::header::RETRY_AFTER, seconds.into());
     }
     response
 }
@@ -104,7 +108,10 @@ pub fn answer(status: u16, content_type: &'static str, body: Body) -> Response {
     *response.status_mut() =
         http::StatusCode::from_u16(status).unwrap_or(http::StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
-    headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static(content_type));
+    headers.insert(
+        http::header::CONTENT_TYPE,
+        http::HeaderValue::from_static(content_type),
+    );
     headers.insert(header::VERSION, VERSION.into());
     response
 }

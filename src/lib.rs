@@ -5,6 +5,8 @@
 //! call ([`dispatch`]), and the shells that run both on Cloudflare Workers and natively.
 
 pub mod agent;
+#[cfg(target_arch = "wasm32")]
+pub mod cloudflare;
 pub mod consumer;
 pub mod dispatch;
 pub mod error;

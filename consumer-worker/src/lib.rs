@@ -2,6 +2,9 @@
 
 pub mod agents;
 pub mod documents;
+pub mod proxy;
+#[cfg(target_arch = "wasm32")]
+pub mod shell;
 pub mod writer;
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ pub mod passages;
 pub mod planner;
 pub mod projection;
 pub mod researcher;
+#[cfg(target_arch = "wasm32")]
+pub mod shell;
 pub mod state;
 
 #[cfg(test)]

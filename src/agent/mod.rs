@@ -4,6 +4,7 @@
 //! session's driver calls them.
 
 pub mod model;
+mod models;
 mod offline;
 mod schema;
 mod tool;
@@ -15,6 +16,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+pub use models::model_by_name;
 pub use offline::OfflineModel;
 pub use schema::Shape;
 pub use tool::{StepHandle, StopSignal, Tool, ToolContext, ToolError, typed_tool};
@@ -71,7 +73,12 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_steps: 32, max_output_attempts: 3, tool_timeout: Duration::from_secs(300), max_children: 4 }
+        Self {
+            max_steps: 32,
+            max_output_attempts: 3,
+            tool_timeout: Duration::from_secs(300),
+            max_children: 4,
+        }
     }
 }
 
@@ -147,7 +154,11 @@ pub type InitialState = Rc<dyn Fn(&Value, &Value, &dyn Database) -> Result<Map<S
 impl Agent {
     /// An agent without tools, with an empty state and free text as its output.
     #[must_use]
-    pub fn new(agent_type: AgentType, instructions: impl Into<Rc<str>>, model: Rc<dyn LanguageModel>) -> Self {
+    pub fn new(
+        agent_type: AgentType,
+        instructions: impl Into<Rc<str>>,
+        model: Rc<dyn LanguageModel>,
+    ) -> Self {
         Self {
             agent_type,
             instructions: instructions.into(),
@@ -205,7 +216,10 @@ impl Agent {
 
     /// Sets the entry hook.
     #[must_use]
-    pub fn with_before_entry(mut self, hook: impl Fn(&mut Entry<'_>) -> Result<()> + 'static) -> Self {
+    pub fn with_before_entry(
+        mut self,
+        hook: impl Fn(&mut Entry<'_>) -> Result<()> + 'static,
+    ) -> Self {
         self.before_entry = Some(Rc::new(hook));
         self
     }
@@ -289,15 +303,25 @@ impl Agents {
     pub fn new(agents: impl IntoIterator<Item = Agent>) -> Result<Self> {
         let agents: Vec<_> = agents.into_iter().map(Rc::new).collect();
         for (i, agent) in agents.iter().enumerate() {
-            if agents.iter().skip(i + 1).any(|other| other.agent_type == agent.agent_type) {
-                return Err(Error::internal(format!("agent type {} is registered twice", agent.agent_type)));
+            if agents
+                .iter()
+                .skip(i + 1)
+                .any(|other| other.agent_type == agent.agent_type)
+            {
+                return Err(Error::internal(format!(
+                    "agent type {} is registered twice",
+                    agent.agent_type
+                )));
             }
             let mut names: Vec<_> = agent.tools.iter().map(|tool| tool.spec().name).collect();
             names.extend(agent.sub_agents.iter().map(|sub| sub.tool_name()));
             names.extend(agent.output.iter().map(|_| FINISH_TOOL.to_owned()));
             names.sort();
             if names.windows(2).any(|pair| pair.first() == pair.last()) {
-                return Err(Error::internal(format!("agent {} has two tools of one name", agent.agent_type)));
+                return Err(Error::internal(format!(
+                    "agent {} has two tools of one name",
+                    agent.agent_type
+                )));
             }
         }
         Ok(Self(Rc::new(agents)))
@@ -306,7 +330,10 @@ impl Agents {
     /// The agent of this type.
     #[must_use]
     pub fn find(&self, agent_type: &str) -> Option<Rc<Agent>> {
-        self.0.iter().find(|agent| agent.agent_type.as_str() == agent_type).cloned()
+        self.0
+            .iter()
+            .find(|agent| agent.agent_type.as_str() == agent_type)
+            .cloned()
     }
 
     /// The registered types.

@@ -22,7 +22,11 @@ impl Shape {
             schema: Rc::new(json!({"type": "object"})),
             initial: Rc::new(Value::Object(Map::new())),
             check: Rc::new(|value| {
-                if value.is_object() { Ok(()) } else { Err("expected an object".into()) }
+                if value.is_object() {
+                    Ok(())
+                } else {
+                    Err("expected an object".into())
+                }
             }),
         }
     }

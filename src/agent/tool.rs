@@ -22,7 +22,11 @@ pub trait Tool {
     fn spec(&self) -> ToolSpec;
 
     /// Runs one call. Dropping the future cancels it.
-    fn call(&self, context: ToolContext, arguments: Value) -> LocalBoxFuture<'static, Result<Value, ToolError>>;
+    fn call(
+        &self,
+        context: ToolContext,
+        arguments: Value,
+    ) -> LocalBoxFuture<'static, Result<Value, ToolError>>;
 }
 
 /// A failed call, as the model may read it: never with a credential.
@@ -41,13 +45,21 @@ impl ToolError {
     /// A `tool_execution_failed` that is not worth trying again unchanged.
     #[must_use]
     pub fn new(message: impl Into<String>) -> Self {
-        Self { code: Code::ToolExecutionFailed, message: message.into(), retryable: false }
+        Self {
+            code: Code::ToolExecutionFailed,
+            message: message.into(),
+            retryable: false,
+        }
     }
 }
 
 impl From<Error> for ToolError {
     fn from(error: Error) -> Self {
-        Self { code: error.code, message: error.message.into_owned(), retryable: error.code.retryable() }
+        Self {
+            code: error.code,
+            message: error.message.into_owned(),
+            retryable: error.code.retryable(),
+        }
     }
 }
 
@@ -92,15 +104,23 @@ impl ToolContext {
     /// # Errors
     /// `invalid_stored_state` when the state does not have this shape.
     pub fn state<S: DeserializeOwned>(&self) -> Result<S> {
-        S::deserialize(&*self.handle.state())
-            .map_err(|e| Error::new(Code::InvalidStoredState, "The state does not have its declared shape.").with_detail(e.to_string()))
+        S::deserialize(&*self.handle.state()).map_err(|e| {
+            Error::new(
+                Code::InvalidStoredState,
+                "The state does not have its declared shape.",
+            )
+            .with_detail(e.to_string())
+        })
     }
 
     /// Changes the state: the top-level fields that differ afterwards are staged.
     ///
     /// # Errors
     /// `invalid_stored_state` when the state does not have this shape, or what the store says.
-    pub fn update<S: Serialize + DeserializeOwned>(&self, change: impl FnOnce(&mut S)) -> Result<()> {
+    pub fn update<S: Serialize + DeserializeOwned>(
+        &self,
+        change: impl FnOnce(&mut S),
+    ) -> Result<()> {
         let mut typed: S = self.state()?;
         let encode = |typed: &S| {
             serde_json::to_value(typed).map_err(|e| Error::internal(format!("state: {e}")))
@@ -109,7 +129,8 @@ impl ToolContext {
         change(&mut typed);
         let after = encode(&typed)?;
         let mut state = (*self.handle.state()).clone();
-        let (Some(document), Value::Object(before), Value::Object(after)) = (state.as_object_mut(), before, after)
+        let (Some(document), Value::Object(before), Value::Object(after)) =
+            (state.as_object_mut(), before, after)
         else {
             return Err(Error::internal("a state must be an object"));
         };
@@ -138,7 +159,11 @@ impl ToolContext {
 }
 
 /// A tool made of a function: the schema is derived from its argument type.
-pub fn typed_tool<A, O, F, Fut>(name: &'static str, description: &'static str, function: F) -> Rc<dyn Tool>
+pub fn typed_tool<A, O, F, Fut>(
+    name: &'static str,
+    description: &'static str,
+    function: F,
+) -> Rc<dyn Tool>
 where
     A: DeserializeOwned + schemars::JsonSchema + 'static,
     O: Serialize + 'static,
@@ -156,7 +181,8 @@ where
                 let running = function(context, typed);
                 Box::pin(async move {
                     let output = running.await?;
-                    serde_json::to_value(output).map_err(|e| ToolError::new(format!("the result is not JSON: {e}")))
+                    serde_json::to_value(output)
+                        .map_err(|e| ToolError::new(format!("the result is not JSON: {e}")))
                 })
             }
             Err(e) => {
@@ -179,7 +205,11 @@ impl Tool for TypedTool {
         self.spec.clone()
     }
 
-    fn call(&self, context: ToolContext, arguments: Value) -> LocalBoxFuture<'static, Result<Value, ToolError>> {
+    fn call(
+        &self,
+        context: ToolContext,
+        arguments: Value,
+    ) -> LocalBoxFuture<'static, Result<Value, ToolError>> {
         (self.call)(context, arguments)
     }
 }

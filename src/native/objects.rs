@@ -44,7 +44,13 @@ impl LocalObjects {
     /// No objects yet; each comes to be when it is first called.
     #[must_use]
     pub fn new(base: Timestamp, log: LogSink, agents: MakeAgents) -> Rc<Self> {
-        Rc::new_cyclic(|this| Self { agents, base, log, this: this.clone(), objects: RefCell::new(HashMap::new()) })
+        Rc::new_cyclic(|this| Self {
+            agents,
+            base,
+            log,
+            this: this.clone(),
+            objects: RefCell::new(HashMap::new()),
+        })
     }
 
     /// The driver of a session's object.
@@ -61,7 +67,10 @@ impl LocalObjects {
     /// The database of a session's object, if it was ever called.
     #[must_use]
     pub fn database(&self, session: &SessionId) -> Option<Rc<RusqliteDatabase>> {
-        self.objects.borrow().get(session).map(|object| object.database.clone())
+        self.objects
+            .borrow()
+            .get(session)
+            .map(|object| object.database.clone())
     }
 
     /// The ids of all objects that were ever called.
@@ -82,7 +91,11 @@ impl LocalObjects {
         object.runtime.kill();
         let producer = self.open(session, object.database)?;
         if let Some(at) = object.runtime.alarm_at() {
-            let runtime = self.objects.borrow().get(session).map(|object| object.runtime.clone());
+            let runtime = self
+                .objects
+                .borrow()
+                .get(session)
+                .map(|object| object.runtime.clone());
             if let Some(runtime) = runtime {
                 runtime.spawn(runtime.set_alarm(Some(at)).map(drop).boxed_local());
             }
@@ -107,7 +120,11 @@ impl LocalObjects {
                 }
             })
         }));
-        let object = Object { database, runtime, producer: producer.clone() };
+        let object = Object {
+            database,
+            runtime,
+            producer: producer.clone(),
+        };
         self.objects.borrow_mut().insert(session.clone(), object);
         Ok(producer)
     }

@@ -104,9 +104,13 @@ impl ObjectRuntime for LocalRuntime {
         let generation = self.armed.get().0.wrapping_add(1);
         self.armed.set((generation, at));
         let action = self.on_alarm.borrow().clone();
-        let Some(at) = at else { return Box::pin(async { Ok(()) }) };
+        let Some(at) = at else {
+            return Box::pin(async { Ok(()) });
+        };
         let Some(action) = action else {
-            return Box::pin(async { Err(Error::internal("this runtime has no object for an alarm")) });
+            return Box::pin(async {
+                Err(Error::internal("this runtime has no object for an alarm"))
+            });
         };
         let wait = Duration::from_millis(at.saturating_sub(self.now()));
         let armed = self.armed.clone();

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use super::{Halt, Producer};
 use crate::agent::{
-    Agent, FINISH_TOOL, Identity, StepHandle, StopSignal, SubAgent, SubAgentPayload, Tool, ToolContext,
+    Agent, FINISH_TOOL, Identity, StepHandle, StopSignal, SubAgent, SubAgentPayload, Tool,
+    ToolContext,
 };
 use crate::consumer::{CallHost, CallSpec, run_call};
 use crate::dispatch::{CallOutcome, child_id, message_for};
@@ -35,11 +36,20 @@ enum Route {
 
 impl Producer {
     /// Runs every call of the step that has no result yet.
-    pub(super) async fn act(self: &Rc<Self>, epoch: Epoch, agent: &Rc<Agent>, stop: &StopSignal) -> Result<(), Halt> {
+    pub(super) async fn act(
+        self: &Rc<Self>,
+        epoch: Epoch,
+        agent: &Rc<Agent>,
+        stop: &StopSignal,
+    ) -> Result<(), Halt> {
         let open: Vec<ToolCallRecord> = self
             .read(|session| {
                 session.step.as_ref().map_or_else(Vec::new, |step| {
-                    step.calls.iter().filter(|call| call.outcome.is_none()).cloned().collect()
+                    step.calls
+                        .iter()
+                        .filter(|call| call.outcome.is_none())
+                        .cloned()
+                        .collect()
                 })
             })?
             .unwrap_or_default();
@@ -60,7 +70,9 @@ impl Producer {
         }
         let at_once = agent.limits.max_children.max(1);
         // Children leave the queue in call order; none leaves it under a stop.
-        let children = stream::iter(children).buffer_unordered(at_once).collect::<Vec<_>>();
+        let children = stream::iter(children)
+            .buffer_unordered(at_once)
+            .collect::<Vec<_>>();
         let (locals, children) = join(join_all(locals), children).await;
         locals.into_iter().chain(children).collect()
     }
@@ -119,14 +131,27 @@ impl CallSide {
         record: &ToolCallRecord,
     ) -> Result<Option<ToolOutcome>, Halt> {
         let running = tool.call(self.context(record.started)?, record.call.arguments.clone());
-        let limit = select(self.producer.runtime.sleep(agent.limits.tool_timeout), Box::pin(self.stop.wait()));
+        let limit = select(
+            self.producer.runtime.sleep(agent.limits.tool_timeout),
+            Box::pin(self.stop.wait()),
+        );
         Ok(match select(running, limit).await {
-            Either::Left((Ok(result), _)) => Some(ToolOutcome { success: true, result, error: None }),
-            Either::Left((Err(error), _)) => {
-                Some(failed_outcome(error.code, error.message, error.retryable, None))
-            }
+            Either::Left((Ok(result), _)) => Some(ToolOutcome {
+                success: true,
+                result,
+                error: None,
+            }),
+            Either::Left((Err(error), _)) => Some(failed_outcome(
+                error.code,
+                error.message,
+                error.retryable,
+                None,
+            )),
             Either::Right((Either::Left(_), _)) => {
-                let sentence = format!("The tool took longer than {} s.", agent.limits.tool_timeout.as_secs());
+                let sentence = format!(
+                    "The tool took longer than {} s.",
+                    agent.limits.tool_timeout.as_secs()
+                );
                 Some(failed_outcome(Code::RunTimeout, sentence, true, None))
             }
             Either::Right((Either::Right(_), _)) => None,
@@ -146,12 +171,16 @@ impl CallSide {
             self.started()?;
             if let Err(reason) = sub.input.check(&record.call.arguments) {
                 let sentence = format!("The arguments do not fit: {reason}");
-                return self.finished(failed_outcome(Code::ValidationError, sentence, false, None), None);
+                return self.finished(
+                    failed_outcome(Code::ValidationError, sentence, false, None),
+                    None,
+                );
             }
             let spec = match self.spec(&sub, &record) {
                 Ok(spec) => spec,
                 Err(error) => {
-                    let outcome = failed_outcome(error.code, error.message.into_owned(), false, None);
+                    let outcome =
+                        failed_outcome(error.code, error.message.into_owned(), false, None);
                     return self.finished(outcome, None);
                 }
             };
@@ -167,9 +196,18 @@ impl CallSide {
         let (session, state) = producer
             .read(|session| (session.record.clone(), session.checkpoint.state.clone()))?
             .ok_or_else(Error::not_found)?;
-        let child = child_id(&session.session_id, &session.stream_id, &self.tool_call_id, sub.location)?;
+        let child = child_id(
+            &session.session_id,
+            &session.stream_id,
+            &self.tool_call_id,
+            sub.location,
+        )?;
         let state = match &sub.initial_state {
-            Some(fill) => Some(fill(&record.call.arguments, &state, producer.store.database())?),
+            Some(fill) => Some(fill(
+                &record.call.arguments,
+                &state,
+                producer.store.database(),
+            )?),
             None => None,
         };
         let timeout = u64::try_from(sub.policy.call_timeout.as_millis()).unwrap_or(u64::MAX);
@@ -215,23 +253,40 @@ impl CallSide {
                 self.producer.log(
                     Level::Warn,
                     "after_sub_agent_failed",
-                    &[("toolCallId", &self.tool_call_id), ("code", error.code.as_str())],
+                    &[
+                        ("toolCallId", &self.tool_call_id),
+                        ("code", error.code.as_str()),
+                    ],
                 );
             }
         }
         let tool = outcome.to_tool_outcome();
-        let settled = ChildSettled { status: outcome.status, usage: outcome.usage };
-        let record = self.producer.store.sub_session(child.as_str())?.map(|record| (record, settled));
+        let settled = ChildSettled {
+            status: outcome.status,
+            usage: outcome.usage,
+        };
+        let record = self
+            .producer
+            .store
+            .sub_session(child.as_str())?
+            .map(|record| (record, settled));
         self.finished(tool, record)
     }
 
     fn started(&self) -> Result<(), Halt> {
-        self.producer.apply_in(self.epoch, |session, now| session.tool_started(&self.tool_call_id, now))
+        self.producer.apply_in(self.epoch, |session, now| {
+            session.tool_started(&self.tool_call_id, now)
+        })
     }
 
-    fn finished(&self, outcome: ToolOutcome, child: Option<(SubSessionRecord, ChildSettled)>) -> Result<(), Halt> {
-        self.producer
-            .apply_in(self.epoch, |session, now| session.tool_finished(&self.tool_call_id, outcome, child, now))
+    fn finished(
+        &self,
+        outcome: ToolOutcome,
+        child: Option<(SubSessionRecord, ChildSettled)>,
+    ) -> Result<(), Halt> {
+        self.producer.apply_in(self.epoch, |session, now| {
+            session.tool_finished(&self.tool_call_id, outcome, child, now)
+        })
     }
 
     fn context(self: &Rc<Self>, repeated: bool) -> Result<ToolContext> {
@@ -257,22 +312,37 @@ impl CallSide {
         &self,
         change: impl FnOnce(&crate::session::Session, Timestamp) -> Result<crate::session::Transition>,
     ) -> Result<()> {
-        self.producer.apply_in(self.epoch, change).map_err(|halt| match halt {
-            Halt::Failed(error) => error,
-            Halt::Superseded => Error::new(Code::RunInterrupted, "Another execution owns the session now."),
-        })
+        self.producer
+            .apply_in(self.epoch, change)
+            .map_err(|halt| match halt {
+                Halt::Failed(error) => error,
+                Halt::Superseded => Error::new(
+                    Code::RunInterrupted,
+                    "Another execution owns the session now.",
+                ),
+            })
     }
 
     fn stored_child(&self, id: &SessionId) -> Result<SubSessionRecord> {
-        self.producer.store.sub_session(id.as_str())?.ok_or_else(|| Producer::stored_missing("sub-session", id))
+        self.producer
+            .store
+            .sub_session(id.as_str())?
+            .ok_or_else(|| Producer::stored_missing("sub-session", id))
     }
 }
 
 /// Checks what the model hands in.
 fn finish(agent: &Agent, call: &ToolCall) -> ToolOutcome {
-    let checked = agent.output.as_ref().map_or(Ok(()), |shape| shape.check(&call.arguments));
+    let checked = agent
+        .output
+        .as_ref()
+        .map_or(Ok(()), |shape| shape.check(&call.arguments));
     match checked {
-        Ok(()) => ToolOutcome { success: true, result: json!({"accepted": true}), error: None },
+        Ok(()) => ToolOutcome {
+            success: true,
+            result: json!({"accepted": true}),
+            error: None,
+        },
         Err(reason) => {
             let sentence = format!("The output does not have its declared shape: {reason}");
             failed_outcome(Code::OutputValidationFailed, sentence, false, None)
@@ -295,7 +365,10 @@ impl StepHandle for CallSide {
             .and_then(|agent_type| self.producer.agents.find(agent_type.as_str()))
             .map(|agent| agent.state.clone());
         if let Some(Err(reason)) = shape.map(|shape| shape.check(&state)) {
-            return Err(Error::invalid("state", "The state does not have the agent's shape.").with_detail(reason));
+            return Err(
+                Error::invalid("state", "The state does not have the agent's shape.")
+                    .with_detail(reason),
+            );
         }
         self.apply(|session, now| session.stage(tool_call_id, state, now))
     }
@@ -332,14 +405,27 @@ impl CallHost for CallSide {
 
     fn attached(&self, id: &SessionId, stream: &StreamId) -> Result<()> {
         let mut child = self.stored_child(id)?;
-        if child.remote.as_ref().is_some_and(|remote| remote.stream_id == *stream) {
+        if child
+            .remote
+            .as_ref()
+            .is_some_and(|remote| remote.stream_id == *stream)
+        {
             return Ok(());
         }
-        child.remote = Some(SubRemote { stream_id: stream.clone(), last_sequence: 0 });
+        child.remote = Some(SubRemote {
+            stream_id: stream.clone(),
+            last_sequence: 0,
+        });
         self.apply(|session, now| session.forwarded(child, stream.clone(), 0, Vec::new(), now))
     }
 
-    fn forward(&self, id: &SessionId, stream: &StreamId, through: Sequence, chunks: Vec<String>) -> Result<()> {
+    fn forward(
+        &self,
+        id: &SessionId,
+        stream: &StreamId,
+        through: Sequence,
+        chunks: Vec<String>,
+    ) -> Result<()> {
         let child = self.stored_child(id)?;
         self.apply(|session, now| session.forwarded(child, stream.clone(), through, chunks, now))
     }
@@ -352,6 +438,10 @@ impl CallHost for CallSide {
     }
 
     fn note(&self, child: &SessionId, message: &str) {
-        self.producer.log(Level::Warn, "sub_agent", &[("subSessionId", child.as_str()), ("note", message)]);
+        self.producer.log(
+            Level::Warn,
+            "sub_agent",
+            &[("subSessionId", child.as_str()), ("note", message)],
+        );
     }
 }

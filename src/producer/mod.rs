@@ -86,16 +86,26 @@ impl Producer {
     /// alarm is armed all the same.
     pub async fn alarm(self: &Rc<Self>) {
         if let Err(error) = self.kick().await {
-            self.log(Level::Error, "watchdog", &[("code", error.code.as_str()), ("error", &error.message)]);
+            self.log(
+                Level::Error,
+                "watchdog",
+                &[("code", error.code.as_str()), ("error", &error.message)],
+            );
             if let Err(error) = self.arm_watchdog().await {
-                self.log(Level::Error, "watchdog_not_armed", &[("error", &error.message)]);
+                self.log(
+                    Level::Error,
+                    "watchdog_not_armed",
+                    &[("error", &error.message)],
+                );
             }
         }
     }
 
     /// Makes sure that a running session has an execution and a watchdog.
     async fn kick(self: &Rc<Self>) -> Result<()> {
-        let Some(status) = self.read(|session| session.record.status)? else { return Ok(()) };
+        let Some(status) = self.read(|session| session.record.status)? else {
+            return Ok(());
+        };
         if status != SessionStatus::Running {
             return self.runtime.set_alarm(None).await;
         }
@@ -108,16 +118,23 @@ impl Producer {
     }
 
     async fn arm_watchdog(&self) -> Result<()> {
-        self.runtime.set_alarm(Some(self.now().saturating_add(WATCHDOG_MS))).await
+        self.runtime
+            .set_alarm(Some(self.now().saturating_add(WATCHDOG_MS)))
+            .await
     }
 
     /// Starts the execution of the session's present epoch.
     fn launch(self: &Rc<Self>) -> Result<()> {
-        let Some(epoch) = self.read(|session| session.record.epoch)? else { return Ok(()) };
+        let Some(epoch) = self.read(|session| session.record.epoch)? else {
+            return Ok(());
+        };
         let number = self.next_runner.get().wrapping_add(1);
         self.next_runner.set(number);
         let stop = StopSignal::default();
-        *self.runner.borrow_mut() = Some(Runner { number, stop: stop.clone() });
+        *self.runner.borrow_mut() = Some(Runner {
+            number,
+            stop: stop.clone(),
+        });
         let this = self.clone();
         self.runtime.spawn(Box::pin(async move {
             let halt = this.clone().run(epoch, stop).await.err();
@@ -125,10 +142,15 @@ impl Producer {
             match halt {
                 None => {
                     // A resume may have begun the next run meanwhile: it has armed its own alarm.
-                    let at_rest = this.read(|session| session.record.status != SessionStatus::Running);
+                    let at_rest =
+                        this.read(|session| session.record.status != SessionStatus::Running);
                     if matches!(at_rest, Ok(Some(true))) && !this.is_executing() {
                         if let Err(error) = this.runtime.set_alarm(None).await {
-                            this.log(Level::Warn, "alarm_not_cleared", &[("error", &error.message)]);
+                            this.log(
+                                Level::Warn,
+                                "alarm_not_cleared",
+                                &[("error", &error.message)],
+                            );
                         }
                     }
                 }
@@ -151,7 +173,10 @@ impl Producer {
 
     fn forget_runner(&self, number: u64) {
         let mut runner = self.runner.borrow_mut();
-        if runner.as_ref().is_some_and(|runner| runner.number == number) {
+        if runner
+            .as_ref()
+            .is_some_and(|runner| runner.number == number)
+        {
             *runner = None;
         }
     }
@@ -162,7 +187,11 @@ impl Producer {
     }
 
     fn signal_stop(&self) {
-        let stop = self.runner.borrow().as_ref().map(|runner| runner.stop.clone());
+        let stop = self
+            .runner
+            .borrow()
+            .as_ref()
+            .map(|runner| runner.stop.clone());
         if let Some(stop) = stop {
             stop.set();
         }
@@ -229,8 +258,14 @@ impl Producer {
         let mut line = json!({"event": event});
         if let Some(object) = line.as_object_mut() {
             if let Some(session) = self.session.borrow().as_ref() {
-                object.insert("sessionId".into(), session.record.session_id.as_str().into());
-                object.insert("agentType".into(), session.record.agent_type.as_str().into());
+                object.insert(
+                    "sessionId".into(),
+                    session.record.session_id.as_str().into(),
+                );
+                object.insert(
+                    "agentType".into(),
+                    session.record.agent_type.as_str().into(),
+                );
                 object.insert("runId".into(), session.record.run_id.as_str().into());
                 object.insert("epoch".into(), session.record.epoch.into());
                 object.insert("step".into(), session.record.step_count.into());
@@ -243,6 +278,10 @@ impl Producer {
     }
 
     fn stored_missing(what: &str, key: &dyn fmt::Display) -> Error {
-        Error::new(Code::InvalidStoredState, format!("A {what} row is missing.")).with_detail(key.to_string())
+        Error::new(
+            Code::InvalidStoredState,
+            format!("A {what} row is missing."),
+        )
+        .with_detail(key.to_string())
     }
 }

@@ -40,7 +40,8 @@ impl Publisher {
         self.committed.set((last, count.wrapping_add(1)));
         if !self.syncing.replace(true) {
             let this = self.clone();
-            self.runtime.spawn(Box::pin(async move { this.sync().await }));
+            self.runtime
+                .spawn(Box::pin(async move { this.sync().await }));
         }
     }
 
@@ -70,7 +71,10 @@ impl Publisher {
     }
 
     /// Completes when something has become durable since `seen`.
-    pub(super) fn changed(self: &Rc<Self>, seen: (Sequence, u64)) -> impl Future<Output = ()> + 'static {
+    pub(super) fn changed(
+        self: &Rc<Self>,
+        seen: (Sequence, u64),
+    ) -> impl Future<Output = ()> + 'static {
         let this = self.clone();
         std::future::poll_fn(move |context| {
             if this.durable.get() != seen {

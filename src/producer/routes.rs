@@ -18,7 +18,7 @@ use crate::protocol::canonical;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId};
 use crate::protocol::message::{ResumeMode, StartResponse, StopResponse};
 use crate::protocol::request::{
-    SessionQuery, SseQuery, idempotency_key, parse_resume, parse_start, parse_stop, parameter,
+    SessionQuery, SseQuery, idempotency_key, parameter, parse_resume, parse_start, parse_stop,
 };
 use crate::protocol::route::Action;
 use crate::session::{Accepted, Begin, EntryIds, Reopen, Session};
@@ -30,11 +30,18 @@ impl Producer {
         match self.route(request).await {
             Ok(response) => response,
             Err(error) => {
-                let level = if error.status() >= 500 { Level::Error } else { Level::Info };
+                let level = if error.status() >= 500 {
+                    Level::Error
+                } else {
+                    Level::Info
+                };
                 self.log(
                     level,
                     "refused",
-                    &[("code", error.code.as_str()), ("field", error.field.as_deref().unwrap_or_default())],
+                    &[
+                        ("code", error.code.as_str()),
+                        ("field", error.field.as_deref().unwrap_or_default()),
+                    ],
                 );
                 refusal(&error)
             }
@@ -44,7 +51,9 @@ impl Producer {
     async fn route(self: &Rc<Self>, request: Request) -> Result<Response> {
         let (parts, body) = request.into_parts();
         let mut segments = parts.uri.path().trim_start_matches('/').split('/');
-        let (Some(agent_type), Some(action), None) = (segments.next(), segments.next(), segments.next()) else {
+        let (Some(agent_type), Some(action), None) =
+            (segments.next(), segments.next(), segments.next())
+        else {
             return Err(Error::not_found());
         };
         let agent_type = AgentType::parse(agent_type).map_err(|_| Error::not_found())?;
@@ -53,7 +62,10 @@ impl Producer {
         }
         let action = Action::parse(action).ok_or_else(Error::not_found)?;
         if action.method() != parts.method {
-            let mut error = Error::new(Code::MethodNotAllowed, "This path does not take this method.");
+            let mut error = Error::new(
+                Code::MethodNotAllowed,
+                "This path does not take this method.",
+            );
             error.allow = Some(action.allow());
             return Err(error);
         }
@@ -64,7 +76,10 @@ impl Producer {
             Action::Interrupt => self.stop(StopKind::Interrupt, &agent_type, &body).await,
             Action::Abort => self.stop(StopKind::Abort, &agent_type, &body).await,
             Action::Sse => {
-                let last = parts.headers.get("last-event-id").and_then(|value| value.to_str().ok());
+                let last = parts
+                    .headers
+                    .get("last-event-id")
+                    .and_then(|value| value.to_str().ok());
                 let query = SseQuery::parse(query, last)?;
                 self.expect(&agent_type, &query.session_id)?;
                 self.sse(query).await
@@ -72,21 +87,29 @@ impl Producer {
             Action::Status => {
                 self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
                 let executing = self.is_executing();
-                self.read(|session| json_answer(200, &session.status(executing)))?.ok_or_else(Error::not_found)
+                self.read(|session| json_answer(200, &session.status(executing)))?
+                    .ok_or_else(Error::not_found)
             }
             Action::Snapshot => {
                 self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
-                self.read(|session| json_answer(200, &session.snapshot()))?.ok_or_else(Error::not_found)
+                self.read(|session| json_answer(200, &session.snapshot()))?
+                    .ok_or_else(Error::not_found)
             }
             Action::Usage => {
                 let session_id = SessionQuery::parse(query)?.session_id;
                 self.expect(&agent_type, &session_id)?;
                 let rollup = self.usage_rollup(None).await?;
-                Ok(json_answer(200, &json!({"sessionId": session_id, "rollup": rollup})))
+                Ok(json_answer(
+                    200,
+                    &json!({"sessionId": session_id, "rollup": rollup}),
+                ))
             }
             Action::Tree => {
                 self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
-                Err(Error::new(Code::FeatureUnavailable, "Tree snapshots are not served by this version."))
+                Err(Error::new(
+                    Code::FeatureUnavailable,
+                    "Tree snapshots are not served by this version.",
+                ))
             }
         }
     }
@@ -96,11 +119,18 @@ impl Producer {
         let found = self.read(|session| {
             session.record.agent_type == *agent_type && session.record.session_id == *session_id
         })?;
-        if found == Some(true) { Ok(()) } else { Err(Error::not_found()) }
+        if found == Some(true) {
+            Ok(())
+        } else {
+            Err(Error::not_found())
+        }
     }
 
     fn entropy_ids(&self) -> EntryIds {
-        EntryIds { run_id: RunId::from_entropy(self.runtime.entropy()), entropy: self.runtime.entropy() }
+        EntryIds {
+            run_id: RunId::from_entropy(self.runtime.entropy()),
+            entropy: self.runtime.entropy(),
+        }
     }
 
     async fn start(
@@ -109,10 +139,20 @@ impl Producer {
         body: &Bytes,
         headers: &http::HeaderMap,
     ) -> Result<Response> {
-        let agent = self.agents.find(agent_type.as_str()).ok_or_else(Error::not_found)?;
+        let agent = self
+            .agents
+            .find(agent_type.as_str())
+            .ok_or_else(Error::not_found)?;
         let request = parse_start(body)?;
-        if request.agent_type.as_ref().is_some_and(|named| named != agent_type) {
-            return Err(Error::invalid("agentType", "agentType differs from the one in the path"));
+        if request
+            .agent_type
+            .as_ref()
+            .is_some_and(|named| named != agent_type)
+        {
+            return Err(Error::invalid(
+                "agentType",
+                "agentType differs from the one in the path",
+            ));
         }
         let key = Key::read(Action::Start, body, headers)?;
         if self.read(|_| ())?.is_some() {
@@ -120,8 +160,11 @@ impl Producer {
             if let Some(answer) = self.replay(key.as_ref())? {
                 return Ok(answer);
             }
-            self.read(|session| session.check_parent(request.parent.as_ref()))?.ok_or_else(Error::not_found)??;
-            let refused = self.read(Session::refuse_start)?.ok_or_else(Error::not_found)?;
+            self.read(|session| session.check_parent(request.parent.as_ref()))?
+                .ok_or_else(Error::not_found)??;
+            let refused = self
+                .read(Session::refuse_start)?
+                .ok_or_else(Error::not_found)?;
             if refused.code == Code::AlreadyRunning {
                 self.kick().await?;
             }
@@ -192,20 +235,25 @@ impl Producer {
     ) -> Result<Response> {
         let request = parse_resume(body)?;
         self.expect(agent_type, &request.session_id)?;
-        let agent = self.agents.find(agent_type.as_str()).ok_or_else(Error::not_found)?;
+        let agent = self
+            .agents
+            .find(agent_type.as_str())
+            .ok_or_else(Error::not_found)?;
         let key = Key::read(Action::Resume, body, headers)?;
         if let Some(answer) = self.replay(key.as_ref())? {
             return Ok(answer);
         }
-        self.read(|session| session.check_parent(request.parent.as_ref()))?.ok_or_else(Error::not_found)??;
+        self.read(|session| session.check_parent(request.parent.as_ref()))?
+            .ok_or_else(Error::not_found)??;
         let mode = request.mode.unwrap_or(if request.message.is_some() {
             ResumeMode::WithMessage
         } else {
             ResumeMode::Continue
         });
         let ids = self.entropy_ids();
-        let stream_id =
-            self.read(|session| session.record.stream_id.to_string())?.ok_or_else(Error::not_found)?;
+        let stream_id = self
+            .read(|session| session.record.stream_id.to_string())?
+            .ok_or_else(Error::not_found)?;
         let answer = StartResponse {
             session_id: request.session_id.to_string(),
             stream_id,
@@ -213,9 +261,15 @@ impl Producer {
         };
         let now = self.now();
         let idempotency = key.map(|key| key.record(&answer, now)).transpose()?;
-        let reopen = Reopen { mode, message: request.message.clone(), idempotency, ids };
-        let transition =
-            self.read(|session| session.resume(reopen, now))?.ok_or_else(Error::not_found)??;
+        let reopen = Reopen {
+            mode,
+            message: request.message.clone(),
+            idempotency,
+            ids,
+        };
+        let transition = self
+            .read(|session| session.resume(reopen, now))?
+            .ok_or_else(Error::not_found)??;
         let database = self.store.database();
         let mut committed = false;
         database.transaction(&mut || {
@@ -248,12 +302,21 @@ impl Producer {
         // The run is committed and under way; a watchdog that cannot be armed is worth a warning,
         // not a refusal of what has happened.
         if let Err(error) = self.arm_watchdog().await {
-            self.log(Level::Warn, "watchdog_not_armed", &[("error", &error.message)]);
+            self.log(
+                Level::Warn,
+                "watchdog_not_armed",
+                &[("error", &error.message)],
+            );
         }
         Ok(())
     }
 
-    async fn stop(self: &Rc<Self>, kind: StopKind, agent_type: &AgentType, body: &Bytes) -> Result<Response> {
+    async fn stop(
+        self: &Rc<Self>,
+        kind: StopKind,
+        agent_type: &AgentType,
+        body: &Bytes,
+    ) -> Result<Response> {
         let request = parse_stop(body)?;
         self.expect(agent_type, &request.session_id)?;
         let run = self.latest_run()?;
@@ -270,7 +333,9 @@ impl Producer {
         self.signal_stop();
         // A running session that nothing executes must still reach its boundary.
         self.kick().await?;
-        let status = self.read(|session| session.record.status)?.ok_or_else(Error::not_found)?;
+        let status = self
+            .read(|session| session.record.status)?
+            .ok_or_else(Error::not_found)?;
         Ok(json_answer(
             200,
             &StopResponse {
@@ -283,14 +348,20 @@ impl Producer {
 
     /// The stored row of the latest run.
     pub(super) fn latest_run(&self) -> Result<RunRecord> {
-        let run_id = self.read(|session| session.record.run_id.clone())?.ok_or_else(Error::not_found)?;
-        self.store.run(run_id.as_str())?.ok_or_else(|| Self::stored_missing("run", &run_id))
+        let run_id = self
+            .read(|session| session.record.run_id.clone())?
+            .ok_or_else(Error::not_found)?;
+        self.store
+            .run(run_id.as_str())?
+            .ok_or_else(|| Self::stored_missing("run", &run_id))
     }
 
     /// What was answered under this key, if it was used for the same request.
     fn replay(&self, key: Option<&Key>) -> Result<Option<Response>> {
         let Some(key) = key else { return Ok(None) };
-        let Some(record) = self.store.idempotency(&key.key)? else { return Ok(None) };
+        let Some(record) = self.store.idempotency(&key.key)? else {
+            return Ok(None);
+        };
         if record.digest != key.digest {
             return Err(Error::new(
                 Code::IdempotencyConflict,
@@ -307,13 +378,17 @@ impl Producer {
     /// Whether a session is a descendant of the one here: 200 or the 404 of an unknown session.
     fn descendant(&self, agent_type: &AgentType, query: Option<&str>) -> Result<Response> {
         self.expect(agent_type, &SessionQuery::parse(query)?.session_id)?;
-        let (Some(sub), Some(sub_type)) =
-            (parameter(query, "subSessionId")?, parameter(query, "subAgentType")?)
-        else {
+        let (Some(sub), Some(sub_type)) = (
+            parameter(query, "subSessionId")?,
+            parameter(query, "subAgentType")?,
+        ) else {
             return Err(Error::not_found());
         };
         let id = SessionId::parse(&sub).map_err(|_| Error::not_found())?;
-        let direct = self.store.sub_session(id.as_str())?.is_some_and(|child| child.agent_type.as_str() == sub_type);
+        let direct = self
+            .store
+            .sub_session(id.as_str())?
+            .is_some_and(|child| child.agent_type.as_str() == sub_type);
         if direct || self.store.announced(&sub, &sub_type)? {
             Ok(json_answer(200, &json!({})))
         } else {
@@ -324,7 +399,12 @@ impl Producer {
 
 /// The agent's initial state, overlaid by what came in and checked against its shape.
 fn initial_state(agent: &Agent, incoming: Map<String, Value>) -> Result<Value> {
-    let mut state = agent.state.initial().as_object().cloned().unwrap_or_default();
+    let mut state = agent
+        .state
+        .initial()
+        .as_object()
+        .cloned()
+        .unwrap_or_default();
     state.extend(incoming);
     let state = Value::Object(state);
     agent.state.check(&state).map_err(|reason| {
@@ -341,14 +421,26 @@ struct Key {
 
 impl Key {
     fn read(action: Action, body: &Bytes, headers: &http::HeaderMap) -> Result<Option<Self>> {
-        let Some(key) = idempotency_key(headers)? else { return Ok(None) };
-        let value: Value = serde_json::from_slice(body)
-            .map_err(|e| Error::invalid("body", "The body is not JSON.").with_detail(e.to_string()))?;
-        Ok(Some(Self { key, digest: canonical::digest(action, &value) }))
+        let Some(key) = idempotency_key(headers)? else {
+            return Ok(None);
+        };
+        let value: Value = serde_json::from_slice(body).map_err(|e| {
+            Error::invalid("body", "The body is not JSON.").with_detail(e.to_string())
+        })?;
+        Ok(Some(Self {
+            key,
+            digest: canonical::digest(action, &value),
+        }))
     }
 
     fn record(self, answer: &StartResponse, at: u64) -> Result<IdempotencyRecord> {
-        let answer = serde_json::to_string(answer).map_err(|e| Error::internal(format!("answer: {e}")))?;
-        Ok(IdempotencyRecord { key: self.key, digest: self.digest, answer, at })
+        let answer =
+            serde_json::to_string(answer).map_err(|e| Error::internal(format!("answer: {e}")))?;
+        Ok(IdempotencyRecord {
+            key: self.key,
+            digest: self.digest,
+            answer,
+            at,
+        })
     }
 }

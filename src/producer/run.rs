@@ -11,7 +11,9 @@ use futures::future::{Either, select};
 use serde_json::Value;
 
 use super::{Halt, MAX_ATTEMPTS, Producer};
-use crate::agent::model::{ModelError, ModelErrorKind, ModelEvent, ModelRequest, StopReason, ToolSpec};
+use crate::agent::model::{
+    ModelError, ModelErrorKind, ModelEvent, ModelRequest, StopReason, ToolSpec,
+};
 use crate::agent::{Agent, FINISH_TOOL, StopSignal};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
@@ -24,7 +26,8 @@ use crate::store::{Epoch, Failure, MessageRecord, StopKind, SubStatus, ToolCall}
 const MODEL_RETRY_SECONDS: [u64; 3] = [1, 2, 4];
 
 /// What a model is told that ended its turn without handing in the declared output.
-const OUTPUT_NUDGE: &str = "Hand in the result by calling the tool `finish` with arguments that fit its schema.";
+const OUTPUT_NUDGE: &str =
+    "Hand in the result by calling the tool `finish` with arguments that fit its schema.";
 
 /// At most this many events of a model are committed together.
 const EVENTS_PER_COMMIT: usize = 64;
@@ -36,11 +39,17 @@ impl Producer {
             .read(|session| session.record.agent_type.clone())?
             .and_then(|agent_type| self.agents.find(agent_type.as_str()));
         let Some(agent) = agent else {
-            let failure = failure(Code::NotSupported, "This object does not host the session's agent type.");
+            let failure = failure(
+                Code::NotSupported,
+                "This object does not host the session's agent type.",
+            );
             return self.fail(epoch, failure).await;
         };
         if self.read(|session| session.record.attempts)?.unwrap_or(0) > MAX_ATTEMPTS {
-            let failure = failure(Code::RunAttemptsExhausted, "The run was restarted too often without progress.");
+            let failure = failure(
+                Code::RunAttemptsExhausted,
+                "The run was restarted too often without progress.",
+            );
             return self.fail(epoch, failure).await;
         }
         loop {
@@ -55,15 +64,27 @@ impl Producer {
     }
 
     /// Asks the model and commits its answer; a failed attempt is discarded visibly and tried again.
-    async fn ask(self: &Rc<Self>, epoch: Epoch, agent: &Rc<Agent>, stop: &StopSignal) -> Result<(), Halt> {
+    async fn ask(
+        self: &Rc<Self>,
+        epoch: Epoch,
+        agent: &Rc<Agent>,
+        stop: &StopSignal,
+    ) -> Result<(), Halt> {
         let mut retries = MODEL_RETRY_SECONDS.iter();
         loop {
             let error = match self.attempt(epoch, agent, stop).await? {
                 Attempt::Answered | Attempt::Stopped => return Ok(()),
                 Attempt::Failed(error) => error,
             };
-            self.log(Level::Warn, "model_failed", &[("kind", &format!("{:?}", error.kind))]);
-            let retryable = matches!(error.kind, ModelErrorKind::Unavailable | ModelErrorKind::RateLimited);
+            self.log(
+                Level::Warn,
+                "model_failed",
+                &[("kind", &format!("{:?}", error.kind))],
+            );
+            let retryable = matches!(
+                error.kind,
+                ModelErrorKind::Unavailable | ModelErrorKind::RateLimited
+            );
             let Some(seconds) = retries.next().filter(|_| retryable) else {
                 let code = match error.kind {
                     ModelErrorKind::RateLimited => Code::ProviderRateLimited,
@@ -79,7 +100,12 @@ impl Producer {
         }
     }
 
-    async fn attempt(self: &Rc<Self>, epoch: Epoch, agent: &Rc<Agent>, stop: &StopSignal) -> Result<Attempt, Halt> {
+    async fn attempt(
+        self: &Rc<Self>,
+        epoch: Epoch,
+        agent: &Rc<Agent>,
+        stop: &StopSignal,
+    ) -> Result<Attempt, Halt> {
         let request = ModelRequest {
             instructions: agent.instructions.clone(),
             messages: self.store.messages()?.into(),
@@ -102,7 +128,9 @@ impl Producer {
             for event in batch.unwrap_or_default() {
                 match event {
                     Ok(event) => {
-                        ended |= answer.take(event, &mut bodies, &mut ids, |id| self.store.tool_call_id_used(id))?;
+                        ended |= answer.take(event, &mut bodies, &mut ids, |id| {
+                            self.store.tool_call_id_used(id)
+                        })?;
                     }
                     Err(error) => {
                         failed = Some(error);
@@ -119,7 +147,8 @@ impl Producer {
             if ended {
                 return match answer.stop {
                     Some(StopReason::Refusal) => {
-                        let error = model_error(ModelErrorKind::Rejected, "The model refused to answer.");
+                        let error =
+                            model_error(ModelErrorKind::Rejected, "The model refused to answer.");
                         self.discard(epoch, agent, &answer, error)
                     }
                     Some(_) => {
@@ -128,7 +157,10 @@ impl Producer {
                         Ok(Attempt::Answered)
                     }
                     None => {
-                        let error = model_error(ModelErrorKind::Unavailable, "The model's answer broke off.");
+                        let error = model_error(
+                            ModelErrorKind::Unavailable,
+                            "The model's answer broke off.",
+                        );
                         self.discard(epoch, agent, &answer, error)
                     }
                 };
@@ -136,10 +168,20 @@ impl Producer {
         }
     }
 
-    fn discard(&self, epoch: Epoch, agent: &Agent, answer: &Draft, error: ModelError) -> Result<Attempt, Halt> {
-        let spent = answer.usage.map(|tokens| (agent.model.name().to_owned(), tokens));
+    fn discard(
+        &self,
+        epoch: Epoch,
+        agent: &Agent,
+        answer: &Draft,
+        error: ModelError,
+    ) -> Result<Attempt, Halt> {
+        let spent = answer
+            .usage
+            .map(|tokens| (agent.model.name().to_owned(), tokens));
         if spent.is_some() || self.read(|session| session.step.is_some())? == Some(true) {
-            self.apply_in(epoch, |session, now| session.discard("model_failed", spent, now))?;
+            self.apply_in(epoch, |session, now| {
+                session.discard("model_failed", spent, now)
+            })?;
         }
         Ok(Attempt::Failed(error))
     }
@@ -161,16 +203,25 @@ impl Producer {
 
     /// Promotes the step, and settles the run with it when it was the last one.
     async fn promote(self: &Rc<Self>, epoch: Epoch, agent: &Rc<Agent>) -> Result<(), Halt> {
-        let verdict = self.read(|session| verdict(session, agent))?.ok_or_else(Error::not_found)?;
+        let verdict = self
+            .read(|session| verdict(session, agent))?
+            .ok_or_else(Error::not_found)?;
         let settlement = match verdict {
             Verdict::Settle(settlement) => Some(settlement),
             Verdict::GoOn => self.over_limit(agent)?,
         };
         let entropy = self.runtime.entropy();
         let Some(settlement) = settlement else {
-            let nudge = self.read(|session| session.step.as_ref().is_some_and(|step| step.calls.is_empty()))?;
+            let nudge = self.read(|session| {
+                session
+                    .step
+                    .as_ref()
+                    .is_some_and(|step| step.calls.is_empty())
+            })?;
             let nudge = (nudge == Some(true)).then(|| OUTPUT_NUDGE.to_owned());
-            self.apply_in(epoch, |session, now| session.promote(None, nudge, entropy, now))?;
+            self.apply_in(epoch, |session, now| {
+                session.promote(None, nudge, entropy, now)
+            })?;
             self.log(Level::Info, "step", &[]);
             return Ok(());
         };
@@ -180,7 +231,9 @@ impl Producer {
             // A stop that came while usage was read is carried out instead.
             return Ok(());
         }
-        self.apply_in(epoch, |session, now| session.promote(Some((settlement, run, usage)), None, entropy, now))?;
+        self.apply_in(epoch, |session, now| {
+            session.promote(Some((settlement, run, usage)), None, entropy, now)
+        })?;
         self.log_settled();
         Ok(())
     }
@@ -188,16 +241,25 @@ impl Producer {
     /// The run's failure if the step to be promoted is the last that the limits allow.
     fn over_limit(&self, agent: &Agent) -> Result<Option<Settlement>> {
         let run = self.latest_run()?;
-        let committed = self.read(crate::session::Session::step_number)?.ok_or_else(Error::not_found)?;
+        let committed = self
+            .read(crate::session::Session::step_number)?
+            .ok_or_else(Error::not_found)?;
         if committed.saturating_sub(run.start_step) >= agent.limits.max_steps {
-            let sentence = format!("The run reached its limit of {} steps.", agent.limits.max_steps);
-            return Ok(Some(Settlement::Failed { failure: failure(Code::RunAttemptsExhausted, &sentence) }));
+            let sentence = format!(
+                "The run reached its limit of {} steps.",
+                agent.limits.max_steps
+            );
+            return Ok(Some(Settlement::Failed {
+                failure: failure(Code::RunAttemptsExhausted, &sentence),
+            }));
         }
         if agent.output.is_some() {
             let misses = self.output_misses()?;
             if misses >= agent.limits.max_output_attempts {
                 let sentence = format!("The model missed the declared output {misses} times.");
-                return Ok(Some(Settlement::Failed { failure: failure(Code::OutputValidationFailed, &sentence) }));
+                return Ok(Some(Settlement::Failed {
+                    failure: failure(Code::OutputValidationFailed, &sentence),
+                }));
             }
         }
         Ok(None)
@@ -211,7 +273,9 @@ impl Producer {
         for message in self.store.messages()?.iter().rev() {
             match message {
                 MessageRecord::User { text } if text != OUTPUT_NUDGE => break,
-                MessageRecord::Tool { tool_name, outcome, .. } if missed(tool_name, outcome.success) => misses += 1,
+                MessageRecord::Tool {
+                    tool_name, outcome, ..
+                } if missed(tool_name, outcome.success) => misses += 1,
                 MessageRecord::Assistant { tool_calls, .. } if tool_calls.is_empty() => misses += 1,
                 _ => {}
             }
@@ -221,8 +285,16 @@ impl Producer {
                 if step.calls.is_empty() {
                     return 1;
                 }
-                let finished = step.calls.iter().filter_map(|call| Some((&call.call.name, call.outcome.as_ref()?)));
-                u32::try_from(finished.filter(|(name, outcome)| missed(name, outcome.success)).count()).unwrap_or(u32::MAX)
+                let finished = step
+                    .calls
+                    .iter()
+                    .filter_map(|call| Some((&call.call.name, call.outcome.as_ref()?)));
+                u32::try_from(
+                    finished
+                        .filter(|(name, outcome)| missed(name, outcome.success))
+                        .count(),
+                )
+                .unwrap_or(u32::MAX)
             })
         })?;
         Ok(misses.saturating_add(present.unwrap_or(0)))
@@ -233,14 +305,23 @@ impl Producer {
         let stop = self.read(|session| session.record.stop.clone())?.flatten();
         let Some(stop) = stop else { return Ok(()) };
         let settlement = match stop.kind {
-            StopKind::Interrupt => Settlement::Interrupted { reason: stop.reason },
-            StopKind::Abort => Settlement::Aborted { reason: stop.reason },
+            StopKind::Interrupt => Settlement::Interrupted {
+                reason: stop.reason,
+            },
+            StopKind::Abort => Settlement::Aborted {
+                reason: stop.reason,
+            },
         };
         let run = self.latest_run()?;
         let has_answer = self.read(|session| {
-            session.step.as_ref().is_some_and(|step| step.record.answer.is_some())
+            session
+                .step
+                .as_ref()
+                .is_some_and(|step| step.record.answer.is_some())
         })?;
-        let usage = self.usage_rollup(Some(u64::from(has_answer == Some(true)))).await?;
+        let usage = self
+            .usage_rollup(Some(u64::from(has_answer == Some(true))))
+            .await?;
         let open: Vec<_> = self
             .store
             .sub_sessions()?
@@ -248,7 +329,9 @@ impl Producer {
             .filter(|child| matches!(child.status, SubStatus::Running | SubStatus::Stopping))
             .collect();
         let entropy = self.runtime.entropy();
-        self.apply_in(epoch, |session, now| session.stopped(settlement, run, usage, open, entropy, now))?;
+        self.apply_in(epoch, |session, now| {
+            session.stopped(settlement, run, usage, open, entropy, now)
+        })?;
         self.log_settled();
         Ok(())
     }
@@ -257,18 +340,29 @@ impl Producer {
     async fn fail(self: &Rc<Self>, epoch: Epoch, failure: Failure) -> Result<(), Halt> {
         let run = self.latest_run()?;
         let usage = self.usage_rollup(Some(0)).await?;
-        self.apply_in(epoch, |session, now| session.settle(Settlement::Failed { failure }, run, usage, now))?;
+        self.apply_in(epoch, |session, now| {
+            session.settle(Settlement::Failed { failure }, run, usage, now)
+        })?;
         self.log_settled();
         Ok(())
     }
 
     fn log_settled(&self) {
         let settled = self.read(|session| {
-            let code = session.record.failure.as_ref().map(|f| f.code.clone()).unwrap_or_default();
+            let code = session
+                .record
+                .failure
+                .as_ref()
+                .map(|f| f.code.clone())
+                .unwrap_or_default();
             (session.record.status, code)
         });
         if let Ok(Some((status, code))) = settled {
-            self.log(Level::Info, "settled", &[("status", status.as_str()), ("code", &code)]);
+            self.log(
+                Level::Info,
+                "settled",
+                &[("status", status.as_str()), ("code", &code)],
+            );
         }
     }
 }
@@ -286,19 +380,26 @@ enum Verdict {
 
 /// Whether the step to be promoted ends the run, and with which output.
 fn verdict(session: &crate::session::Session, agent: &Agent) -> Verdict {
-    let Some(step) = session.step.as_ref() else { return Verdict::GoOn };
+    let Some(step) = session.step.as_ref() else {
+        return Verdict::GoOn;
+    };
     let complete = |output: Value| Verdict::Settle(Settlement::Completed { output });
-    let finished = step
-        .calls
-        .iter()
-        .find(|call| call.call.name == FINISH_TOOL && call.outcome.as_ref().is_some_and(|outcome| outcome.success));
+    let finished = step.calls.iter().find(|call| {
+        call.call.name == FINISH_TOOL
+            && call.outcome.as_ref().is_some_and(|outcome| outcome.success)
+    });
     if let (Some(call), Some(_)) = (finished, agent.output.as_ref()) {
         return complete(call.call.arguments.clone());
     }
     if !step.calls.is_empty() {
         return Verdict::GoOn;
     }
-    let text = step.record.answer.as_ref().map(|answer| answer.text.clone()).unwrap_or_default();
+    let text = step
+        .record
+        .answer
+        .as_ref()
+        .map(|answer| answer.text.clone())
+        .unwrap_or_default();
     match &agent.output {
         None => complete(Value::String(text)),
         // A provider's structured output comes as the text of the answer.
@@ -326,11 +427,19 @@ fn tool_specs(agent: &Agent) -> Vec<ToolSpec> {
 }
 
 fn failure(code: Code, sentence: &str) -> Failure {
-    Failure { code: code.as_str().into(), error: sentence.into(), detail: None }
+    Failure {
+        code: code.as_str().into(),
+        error: sentence.into(),
+        detail: None,
+    }
 }
 
 fn model_error(kind: ModelErrorKind, message: &str) -> ModelError {
-    ModelError { kind, message: message.into(), retry_after: None }
+    ModelError {
+        kind,
+        message: message.into(),
+        retry_after: None,
+    }
 }
 
 /// A model's answer as it comes in.
@@ -363,24 +472,47 @@ impl Draft {
                 self.text.push_str(&delta);
                 bodies.push(ChunkBody::TextDelta { delta });
             }
-            ModelEvent::Reasoning { content, is_complete } => {
-                bodies.push(ChunkBody::Thinking { content, is_complete });
+            ModelEvent::Reasoning {
+                content,
+                is_complete,
+            } => {
+                bodies.push(ChunkBody::Thinking {
+                    content,
+                    is_complete,
+                });
             }
             ModelEvent::ToolCallStart { index, id, name } => {
                 let id = self.unique_id(id, used)?;
-                ids.push(ToolCall { id: id.clone(), name: name.clone(), arguments: Value::Null });
-                bodies.push(ChunkBody::ToolArgStreamStart { tool_call_id: id.clone(), tool_name: name.clone() });
-                self.calls.push(DraftCall { index, id, name, arguments: String::new() });
+                ids.push(ToolCall {
+                    id: id.clone(),
+                    name: name.clone(),
+                    arguments: Value::Null,
+                });
+                bodies.push(ChunkBody::ToolArgStreamStart {
+                    tool_call_id: id.clone(),
+                    tool_name: name.clone(),
+                });
+                self.calls.push(DraftCall {
+                    index,
+                    id,
+                    name,
+                    arguments: String::new(),
+                });
             }
             ModelEvent::ToolCallDelta { index, delta } => {
                 if let Some(call) = self.call(index) {
                     call.arguments.push_str(&delta);
-                    bodies.push(ChunkBody::ToolArgStreamDelta { tool_call_id: call.id.clone(), delta });
+                    bodies.push(ChunkBody::ToolArgStreamDelta {
+                        tool_call_id: call.id.clone(),
+                        delta,
+                    });
                 }
             }
             ModelEvent::ToolCallEnd { index } => {
                 if let Some(call) = self.call(index) {
-                    bodies.push(ChunkBody::ToolArgStreamEnd { tool_call_id: call.id.clone() });
+                    bodies.push(ChunkBody::ToolArgStreamEnd {
+                        tool_call_id: call.id.clone(),
+                    });
                 }
             }
             ModelEvent::Usage(tokens) => self.usage = Some(tokens),
@@ -400,7 +532,9 @@ impl Draft {
     /// An id that the session has not used yet: a repeat becomes `<id>_<n>`.
     fn unique_id(&self, id: String, used: impl Fn(&str) -> Result<bool>) -> Result<String> {
         let base = if id.is_empty() { "call".to_owned() } else { id };
-        let taken = |id: &str| -> Result<bool> { Ok(self.calls.iter().any(|call| call.id == id) || used(id)?) };
+        let taken = |id: &str| -> Result<bool> {
+            Ok(self.calls.iter().any(|call| call.id == id) || used(id)?)
+        };
         if !taken(&base)? {
             return Ok(base);
         }
@@ -426,7 +560,11 @@ impl Draft {
                 } else {
                     serde_json::from_str(&call.arguments).unwrap_or(Value::String(call.arguments))
                 };
-                ToolCall { id: call.id, name: call.name, arguments }
+                ToolCall {
+                    id: call.id,
+                    name: call.name,
+                    arguments,
+                }
             })
             .collect();
         ModelAnswer {

@@ -22,7 +22,10 @@ use crate::protocol::sse;
 use crate::store::{PageLimit, Terminal};
 
 /// A page of a replay: large enough that a page is one cheap body part.
-const PAGE: PageLimit = PageLimit { chunks: 500, bytes: 256 * 1024 };
+const PAGE: PageLimit = PageLimit {
+    chunks: 500,
+    bytes: 256 * 1024,
+};
 
 /// Silence after which a comment is sent; it is also how a vanished reader is found.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -56,13 +59,18 @@ impl Producer {
         let truncated = ErrorFrame {
             run_id: None,
             code: Code::Truncated.as_str().into(),
-            error: "The position is outside what the log holds; read the snapshot and attach there.".into(),
+            error:
+                "The position is outside what the log holds; read the snapshot and attach there."
+                    .into(),
             detail: None,
             recoverable: false,
             floor: Some(record.floor),
             stream_id: Some(record.stream_id.to_string()),
         };
-        let foreign = query.stream_id.as_deref().is_some_and(|id| id != record.stream_id.as_str());
+        let foreign = query
+            .stream_id
+            .as_deref()
+            .is_some_and(|id| id != record.stream_id.as_str());
         let (cursor, stage) = match position {
             _ if foreign => (0, Stage::Truncated(truncated)),
             Some(from) if from > record.last_sequence || below_floor(from, record.floor) => {
@@ -75,14 +83,21 @@ impl Producer {
                 (start.max(record.floor.saturating_sub(1)), Stage::Opening)
             }
         };
-        let reader = Reader { producer: self.clone(), cursor, stage };
+        let reader = Reader {
+            producer: self.clone(),
+            cursor,
+            stage,
+        };
         let parts = stream::unfold(reader, |mut reader| async move {
             let part = reader.next().await?;
             Some((part, reader))
         });
         let mut response = answer(200, "text/event-stream", Body::Stream(Box::pin(parts)));
         let headers = response.headers_mut();
-        headers.insert(http::header::CACHE_CONTROL, http::HeaderValue::from_static("no-cache, no-transform"));
+        headers.insert(
+            http::header::CACHE_CONTROL,
+            http::HeaderValue::from_static("no-cache, no-transform"),
+        );
         if let Ok(id) = http::HeaderValue::from_str(record.stream_id.as_str()) {
             headers.insert(header::STREAM, id);
         }
@@ -111,7 +126,11 @@ impl Reader {
                     floor: None,
                     stream_id: None,
                 });
-                Some(sse::encode_frame(&frame).map(Bytes::from).map_err(|e| BodyError(e.to_string())))
+                Some(
+                    sse::encode_frame(&frame)
+                        .map(Bytes::from)
+                        .map_err(|e| BodyError(e.to_string())),
+                )
             }
         }
     }
@@ -141,7 +160,9 @@ impl Reader {
             }
             if matches!(self.stage, Stage::Replaying) && self.at_head()? {
                 self.stage = Stage::Following;
-                return Ok(Some(sse::encode_frame(&Frame::CaughtUp { sequence: self.cursor })?));
+                return Ok(Some(sse::encode_frame(&Frame::CaughtUp {
+                    sequence: self.cursor,
+                })?));
             }
             let changed = self.producer.publisher.changed(mark);
             let silence = self.producer.runtime.sleep(KEEP_ALIVE);
@@ -156,14 +177,20 @@ impl Reader {
         if self.cursor >= durable {
             return Ok(None);
         }
-        let floor = self.producer.read(|session| session.record.floor)?.ok_or_else(Error::not_found)?;
+        let floor = self
+            .producer
+            .read(|session| session.record.floor)?
+            .ok_or_else(Error::not_found)?;
         if below_floor(self.cursor, floor) {
-            let stream_id = self.producer.read(|session| session.record.stream_id.to_string())?;
+            let stream_id = self
+                .producer
+                .read(|session| session.record.stream_id.to_string())?;
             self.stage = Stage::Done;
             return Ok(Some(sse::encode_frame(&Frame::Error(ErrorFrame {
                 run_id: None,
                 code: Code::Truncated.as_str().into(),
-                error: "The log was trimmed while it was read; read the snapshot and attach there.".into(),
+                error: "The log was trimmed while it was read; read the snapshot and attach there."
+                    .into(),
                 detail: None,
                 recoverable: false,
                 floor: Some(floor),
@@ -171,9 +198,15 @@ impl Reader {
             }))?));
         }
         let page = self.producer.store.chunks(self.cursor, durable, PAGE)?;
-        let Some((last, _)) = page.chunks.last() else { return Ok(None) };
+        let Some((last, _)) = page.chunks.last() else {
+            return Ok(None);
+        };
         let last = *last;
-        let size: usize = page.chunks.iter().map(|(_, chunk)| chunk.len().saturating_add(80)).sum();
+        let size: usize = page
+            .chunks
+            .iter()
+            .map(|(_, chunk)| chunk.len().saturating_add(80))
+            .sum();
         let mut text = String::with_capacity(size);
         for (sequence, chunk) in &page.chunks {
             sse::encode_chunk(&mut text, *sequence, chunk);
@@ -192,14 +225,21 @@ impl Reader {
             return Err(Error::not_found());
         };
         let settled = self.producer.publisher.is_settled();
-        if record.status == SessionStatus::Running || record.last_sequence != self.cursor || durable < self.cursor || !settled {
+        if record.status == SessionStatus::Running
+            || record.last_sequence != self.cursor
+            || durable < self.cursor
+            || !settled
+        {
             return Ok(None);
         }
         let run = self.producer.store.run(record.run_id.as_str())?;
         let Some(terminal) = run.and_then(|run| run.terminal) else {
             return Err(Producer::stored_missing("terminal frame", &record.run_id));
         };
-        Ok(Some(sse::encode_frame(&terminal_frame(record.run_id.to_string(), terminal))?))
+        Ok(Some(sse::encode_frame(&terminal_frame(
+            record.run_id.to_string(),
+            terminal,
+        ))?))
     }
 }
 
@@ -220,7 +260,9 @@ fn terminal_frame(run_id: String, terminal: Terminal) -> Frame {
             status: terminal.status,
             output: terminal.output,
             state: terminal.state,
-            usage: terminal.usage.and_then(|usage| serde_json::to_value(usage).ok()),
+            usage: terminal
+                .usage
+                .and_then(|usage| serde_json::to_value(usage).ok()),
         }),
     }
 }

@@ -30,8 +30,14 @@ impl Producer {
             .buffered(READS_AT_ONCE)
             .collect::<Vec<_>>()
             .await;
-        let record = self.read(|session| session.record.clone())?.ok_or_else(Error::not_found)?;
-        let updated_at = if ending.is_some() { self.now() } else { record.updated_at };
+        let record = self
+            .read(|session| session.record.clone())?
+            .ok_or_else(Error::not_found)?;
+        let updated_at = if ending.is_some() {
+            self.now()
+        } else {
+            record.updated_at
+        };
         let mut sum = rollup(
             &record.session_id,
             record.created_at,
@@ -47,7 +53,11 @@ impl Producer {
 
     async fn child_usage(&self, child: SubSessionRecord) -> ChildUsage {
         let settled = matches!(child.status, SubStatus::Completed | SubStatus::Failed);
-        let live = if settled { None } else { self.read_child_usage(&child).await };
+        let live = if settled {
+            None
+        } else {
+            self.read_child_usage(&child).await
+        };
         ChildUsage {
             sub_session_id: child.sub_session_id.to_string(),
             agent_type: child.agent_type.to_string(),
@@ -59,7 +69,9 @@ impl Producer {
     }
 
     async fn read_child_usage(&self, child: &SubSessionRecord) -> Option<UsageRollup> {
-        let agent_type = self.read(|session| session.record.agent_type.clone()).ok()??;
+        let agent_type = self
+            .read(|session| session.record.agent_type.clone())
+            .ok()??;
         let agent = self.agents.find(agent_type.as_str())?;
         let sub = agent
             .sub_agents

@@ -29,7 +29,11 @@ pub struct Chunk {
 
 /// The types of chunks and their fields.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case", rename_all_fields = "camelCase")]
+#[serde(
+    tag = "type",
+    rename_all = "snake_case",
+    rename_all_fields = "camelCase"
+)]
 #[allow(missing_docs)] // The contract's table documents the fields under the same names.
 pub enum ChunkBody {
     TextDelta {
@@ -146,7 +150,11 @@ pub struct PatchOperation {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// The value of `add`, `replace` and `test`; `null` is a value, so its absence is told apart.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "present"
+    )]
     pub value: Option<Value>,
 }
 
@@ -205,13 +213,17 @@ impl RawChunk {
     /// The forwarding stamp, if there is a well-formed one.
     #[must_use]
     pub fn remote_source(&self) -> Option<RemoteSource> {
-        self.0.get("remoteSource").and_then(|v| RemoteSource::deserialize(v).ok())
+        self.0
+            .get("remoteSource")
+            .and_then(|v| RemoteSource::deserialize(v).ok())
     }
 
     /// The origin, if there is a well-formed one.
     #[must_use]
     pub fn origin(&self) -> Option<Origin> {
-        self.0.get("origin").and_then(|v| Origin::deserialize(v).ok())
+        self.0
+            .get("origin")
+            .and_then(|v| Origin::deserialize(v).ok())
     }
 
     /// Reads the chunk as one of the known types.
@@ -219,8 +231,9 @@ impl RawChunk {
     /// # Errors
     /// `VALIDATION_ERROR` when the type is unknown or a field is malformed.
     pub fn decode(&self) -> Result<Chunk> {
-        Chunk::deserialize(Value::Object(self.0.clone()))
-            .map_err(|e| Error::invalid("chunk", "The chunk is malformed.").with_detail(e.to_string()))
+        Chunk::deserialize(Value::Object(self.0.clone())).map_err(|e| {
+            Error::invalid("chunk", "The chunk is malformed.").with_detail(e.to_string())
+        })
     }
 }
 

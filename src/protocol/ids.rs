@@ -62,7 +62,9 @@ text_id! {
 fn all_of(text: &str, more: &str, max: usize) -> bool {
     !text.is_empty()
         && text.len() <= max
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || more.as_bytes().contains(&b))
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || more.as_bytes().contains(&b))
 }
 
 impl SessionId {
@@ -74,7 +76,10 @@ impl SessionId {
         if all_of(text, "._:~-", 256) {
             Ok(Self(text.into()))
         } else {
-            Err(Error::invalid("sessionId", "sessionId must be 1 to 256 characters of A-Z a-z 0-9 . _ : ~ -"))
+            Err(Error::invalid(
+                "sessionId",
+                "sessionId must be 1 to 256 characters of A-Z a-z 0-9 . _ : ~ -",
+            ))
         }
     }
 }
@@ -88,7 +93,10 @@ impl AgentType {
         if all_of(text, "._-", 64) && text != "." && text != ".." {
             Ok(Self(text.into()))
         } else {
-            Err(Error::invalid("agentType", "agentType must be 1 to 64 characters of A-Z a-z 0-9 . _ -"))
+            Err(Error::invalid(
+                "agentType",
+                "agentType must be 1 to 64 characters of A-Z a-z 0-9 . _ -",
+            ))
         }
     }
 }
@@ -136,7 +144,11 @@ impl RunId {
 /// Lower-case hexadecimal of some bytes.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().flat_map(|b| [b >> 4, b & 15]).filter_map(|n| char::from_digit(u32::from(n), 16)).collect()
+    bytes
+        .iter()
+        .flat_map(|b| [b >> 4, b & 15])
+        .filter_map(|n| char::from_digit(u32::from(n), 16))
+        .collect()
 }
 
 /// The number of a stored chunk: at least 1, below 2^53, strictly increasing within one stream.
@@ -176,10 +188,14 @@ impl Position {
         if text == "-1" {
             return Ok(Self::None);
         }
-        let digits = !text.is_empty() && text.len() <= 16 && text.bytes().all(|b| b.is_ascii_digit());
+        let digits =
+            !text.is_empty() && text.len() <= 16 && text.bytes().all(|b| b.is_ascii_digit());
         match text.parse::<u64>() {
             Ok(n) if digits && n <= MAX_SAFE_INTEGER => Ok(Self::At(n)),
-            _ => Err(Error::invalid(field, format!("{field} must be -1 or a non-negative integer below 2^53"))),
+            _ => Err(Error::invalid(
+                field,
+                format!("{field} must be -1 or a non-negative integer below 2^53"),
+            )),
         }
     }
 }
@@ -208,7 +224,9 @@ impl<'de> Deserialize<'de> for Position {
         match u64::try_from(number) {
             Ok(n) if n <= MAX_SAFE_INTEGER => Ok(Self::At(n)),
             Err(_) if number == -1 => Ok(Self::None),
-            _ => Err(serde::de::Error::custom("a position must be -1 or a non-negative integer below 2^53")),
+            _ => Err(serde::de::Error::custom(
+                "a position must be -1 or a non-negative integer below 2^53",
+            )),
         }
     }
 }

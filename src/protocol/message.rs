@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::ids::{AgentType, Position, SessionId, Sequence, StreamId, Timestamp};
+use super::ids::{AgentType, Position, Sequence, SessionId, StreamId, Timestamp};
 use crate::error::{Code, Error};
 
 /// A session's status as the wire tells it.

@@ -12,8 +12,8 @@ use crate::protocol::chunk::ChunkBody;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ParentRef, ResumeMode, SessionStatus};
 use crate::store::{
-    CheckpointRecord, IdempotencyRecord, MessageRecord, RunRecord, SessionOrigin, SessionRecord, Stop,
-    StopKind, Write,
+    CheckpointRecord, IdempotencyRecord, MessageRecord, RunRecord, SessionOrigin, SessionRecord,
+    Stop, StopKind, Write,
 };
 
 /// Fresh randomness for an entry.
@@ -110,16 +110,32 @@ impl Session {
             state: Rc::new(begin.state),
             created_at: now,
         };
-        let mut draft = Draft::new(&Self { record, checkpoint, step: None }, now);
+        let mut draft = Draft::new(
+            &Self {
+                record,
+                checkpoint,
+                step: None,
+            },
+            now,
+        );
         draft.fence = None;
-        draft.open_run(&begin.ids.run_id, Some(begin.message), begin.idempotency, false)?;
+        draft.open_run(
+            &begin.ids.run_id,
+            Some(begin.message),
+            begin.idempotency,
+            false,
+        )?;
         Ok(draft.done())
     }
 
     /// What a start meets on a session that exists.
     #[must_use]
     pub fn refuse_start(&self) -> Error {
-        if self.record.status.is_terminal() { self.already_completed() } else { self.already_running() }
+        if self.record.status.is_terminal() {
+            self.already_completed()
+        } else {
+            self.already_running()
+        }
     }
 
     /// Refuses a dispatch that is not of the session's own parent.
@@ -133,7 +149,10 @@ impl Session {
         if parent.is_none() || parent == stored {
             Ok(())
         } else {
-            Err(Error::new(Code::ChildSessionTaken, "This session belongs to another parent."))
+            Err(Error::new(
+                Code::ChildSessionTaken,
+                "This session belongs to another parent.",
+            ))
         }
     }
 
@@ -169,19 +188,32 @@ impl Session {
     ///
     /// # Errors
     /// ALREADY_COMPLETED on a session that has ended.
-    pub fn interrupt(&self, reason: Option<String>, run: RunRecord, now: Timestamp) -> Result<StopOutcome> {
+    pub fn interrupt(
+        &self,
+        reason: Option<String>,
+        run: RunRecord,
+        now: Timestamp,
+    ) -> Result<StopOutcome> {
         match self.record.status {
             SessionStatus::Completed | SessionStatus::Failed => Err(self.already_completed()),
-            SessionStatus::Interrupted => Ok(StopOutcome { transition: None, accepted: Accepted::No }),
-            SessionStatus::Paused => {
-                Ok(StopOutcome::changed(self.settle_at_rest(Settlement::Interrupted { reason }, run, now)?))
-            }
-            SessionStatus::Running if self.record.stop.is_some() => {
-                Ok(StopOutcome { transition: None, accepted: Accepted::No })
-            }
-            SessionStatus::Running => {
-                Ok(StopOutcome::changed(self.ask_stop(StopKind::Interrupt, reason, now)))
-            }
+            SessionStatus::Interrupted => Ok(StopOutcome {
+                transition: None,
+                accepted: Accepted::No,
+            }),
+            SessionStatus::Paused => Ok(StopOutcome::changed(self.settle_at_rest(
+                Settlement::Interrupted { reason },
+                run,
+                now,
+            )?)),
+            SessionStatus::Running if self.record.stop.is_some() => Ok(StopOutcome {
+                transition: None,
+                accepted: Accepted::No,
+            }),
+            SessionStatus::Running => Ok(StopOutcome::changed(self.ask_stop(
+                StopKind::Interrupt,
+                reason,
+                now,
+            ))),
         }
     }
 
@@ -189,21 +221,38 @@ impl Session {
     ///
     /// # Errors
     /// `INTERNAL` if a chunk cannot be written as JSON.
-    pub fn abort(&self, reason: Option<String>, run: RunRecord, now: Timestamp) -> Result<StopOutcome> {
+    pub fn abort(
+        &self,
+        reason: Option<String>,
+        run: RunRecord,
+        now: Timestamp,
+    ) -> Result<StopOutcome> {
         match self.record.status {
-            SessionStatus::Completed | SessionStatus::Failed => {
-                Ok(StopOutcome { transition: None, accepted: Accepted::No })
-            }
-            SessionStatus::Paused | SessionStatus::Interrupted => {
-                Ok(StopOutcome::changed(self.settle_at_rest(Settlement::Aborted { reason }, run, now)?))
-            }
+            SessionStatus::Completed | SessionStatus::Failed => Ok(StopOutcome {
+                transition: None,
+                accepted: Accepted::No,
+            }),
+            SessionStatus::Paused | SessionStatus::Interrupted => Ok(StopOutcome::changed(
+                self.settle_at_rest(Settlement::Aborted { reason }, run, now)?,
+            )),
             SessionStatus::Running
-                if self.record.stop.as_ref().is_some_and(|stop| stop.kind == StopKind::Abort) =>
+                if self
+                    .record
+                    .stop
+                    .as_ref()
+                    .is_some_and(|stop| stop.kind == StopKind::Abort) =>
             {
-                Ok(StopOutcome { transition: None, accepted: Accepted::No })
+                Ok(StopOutcome {
+                    transition: None,
+                    accepted: Accepted::No,
+                })
             }
             // An abort outranks an interrupt that has not been carried out yet.
-            SessionStatus::Running => Ok(StopOutcome::changed(self.ask_stop(StopKind::Abort, reason, now))),
+            SessionStatus::Running => Ok(StopOutcome::changed(self.ask_stop(
+                StopKind::Abort,
+                reason,
+                now,
+            ))),
         }
     }
 
@@ -214,19 +263,34 @@ impl Session {
     }
 
     fn already_running(&self) -> Error {
-        Error::new(Code::AlreadyRunning, "The session has a run already; attach to its stream.")
-            .with_run(self.record.stream_id.as_str(), Some(self.record.run_id.to_string()))
+        Error::new(
+            Code::AlreadyRunning,
+            "The session has a run already; attach to its stream.",
+        )
+        .with_run(
+            self.record.stream_id.as_str(),
+            Some(self.record.run_id.to_string()),
+        )
     }
 
     fn already_completed(&self) -> Error {
-        Error::new(Code::AlreadyCompleted, "The session has ended already; attach to read its end.")
-            .with_run(self.record.stream_id.as_str(), Some(self.record.run_id.to_string()))
+        Error::new(
+            Code::AlreadyCompleted,
+            "The session has ended already; attach to read its end.",
+        )
+        .with_run(
+            self.record.stream_id.as_str(),
+            Some(self.record.run_id.to_string()),
+        )
     }
 }
 
 impl StopOutcome {
     fn changed(transition: Transition) -> Self {
-        Self { transition: Some(transition), accepted: Accepted::Yes }
+        Self {
+            transition: Some(transition),
+            accepted: Accepted::Yes,
+        }
     }
 }
 
@@ -242,9 +306,15 @@ impl Draft {
         let start_sequence = self.session.record.last_sequence;
         let run_id_text = run_id.to_string();
         let opening = if resumed {
-            ChunkBody::RunResumed { run_id: run_id_text, reason: None }
+            ChunkBody::RunResumed {
+                run_id: run_id_text,
+                reason: None,
+            }
         } else {
-            ChunkBody::RunStarted { run_id: run_id_text, reason: None }
+            ChunkBody::RunStarted {
+                run_id: run_id_text,
+                reason: None,
+            }
         };
         let sequence = self.say(opening)?;
         self.session.checkpoint.stream_sequence = sequence;

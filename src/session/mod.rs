@@ -68,18 +68,26 @@ impl Session {
     /// # Errors
     /// `invalid_stored_state` when a row cannot be read or the checkpoint is missing.
     pub fn load(store: &dyn Store) -> Result<Option<Self>> {
-        let Some(record) = store.session()? else { return Ok(None) };
+        let Some(record) = store.session()? else {
+            return Ok(None);
+        };
         let checkpoint = store.checkpoint()?.ok_or_else(|| {
             Error::new(Code::InvalidStoredState, "The session has no checkpoint.")
                 .with_detail("ra_checkpoints is empty although a session row exists")
         })?;
         let step = match store.step()? {
             // Calls of an answer that was never committed are only there to keep their ids used.
-            Some((step, _)) if step.answer.is_none() => Some(Step::restore(step, Vec::new(), &checkpoint)?),
+            Some((step, _)) if step.answer.is_none() => {
+                Some(Step::restore(step, Vec::new(), &checkpoint)?)
+            }
             Some((step, calls)) => Some(Step::restore(step, calls, &checkpoint)?),
             None => None,
         };
-        Ok(Some(Self { record, checkpoint, step }))
+        Ok(Some(Self {
+            record,
+            checkpoint,
+            step,
+        }))
     }
 
     /// What has to be done now.
@@ -93,7 +101,11 @@ impl Session {
         }
         match &self.step {
             Some(step) if step.record.answer.is_some() => {
-                if step.calls.iter().all(|call| call.outcome.is_some()) { Next::Promote } else { Next::Act }
+                if step.calls.iter().all(|call| call.outcome.is_some()) {
+                    Next::Promote
+                } else {
+                    Next::Act
+                }
             }
             _ => Next::Ask,
         }
@@ -108,14 +120,21 @@ impl Session {
     /// The working document: the checkpoint's state and everything staged since.
     #[must_use]
     pub fn working_state(&self) -> Rc<Value> {
-        self.step.as_ref().map_or_else(|| self.checkpoint.state.clone(), |step| step.working.clone())
+        self.step.as_ref().map_or_else(
+            || self.checkpoint.state.clone(),
+            |step| step.working.clone(),
+        )
     }
 
     /// Whether the session was aborted: then nothing continues it.
     #[must_use]
     pub fn is_aborted(&self) -> bool {
         self.record.status == SessionStatus::Failed
-            && self.record.failure.as_ref().is_some_and(|f| f.code == Code::RunAborted.as_str())
+            && self
+                .record
+                .failure
+                .as_ref()
+                .is_some_and(|f| f.code == Code::RunAborted.as_str())
     }
 
     /// The answer of `/status`.
@@ -147,7 +166,11 @@ impl Session {
             session_id: self.record.session_id.to_string(),
             stream_id: self.record.stream_id.to_string(),
             state: (*self.checkpoint.state).clone(),
-            stream_sequence: if pinned { Position::At(self.checkpoint.stream_sequence) } else { Position::None },
+            stream_sequence: if pinned {
+                Position::At(self.checkpoint.stream_sequence)
+            } else {
+                Position::None
+            },
             oldest_retained_sequence: self.record.floor,
             step_count: self.checkpoint.step_count,
             checkpoint_id: Some(self.checkpoint.checkpoint_id.clone()),
@@ -188,7 +211,11 @@ impl Draft {
     /// Says something in the session's own name.
     fn say(&mut self, body: ChunkBody) -> Result<Sequence> {
         let record = &self.session.record;
-        let step = if self.session.step.is_some() { self.session.step_number() } else { record.step_count };
+        let step = if self.session.step.is_some() {
+            self.session.step_number()
+        } else {
+            record.step_count
+        };
         let chunk = Chunk {
             body,
             agent_id: record.session_id.to_string(),
@@ -203,7 +230,9 @@ impl Draft {
     fn say_json(&mut self, json: String) -> Result<Sequence> {
         let record = &mut self.session.record;
         if record.last_sequence >= MAX_SAFE_INTEGER {
-            return Err(Error::internal("the stream has used up its sequence numbers"));
+            return Err(Error::internal(
+                "the stream has used up its sequence numbers",
+            ));
         }
         record.last_sequence += 1;
         self.first.get_or_insert(record.last_sequence);
@@ -219,9 +248,18 @@ impl Draft {
         self.session.record.updated_at = self.now;
         let mut writes = vec![Write::Session(self.session.record.clone())];
         if let Some(first) = self.first {
-            writes.push(Write::Chunks { first, chunks: self.chunks });
+            writes.push(Write::Chunks {
+                first,
+                chunks: self.chunks,
+            });
         }
         writes.append(&mut self.writes);
-        Transition { next: self.session, commit: Commit { fence: self.fence, writes } }
+        Transition {
+            next: self.session,
+            commit: Commit {
+                fence: self.fence,
+                writes,
+            },
+        }
     }
 }

@@ -12,14 +12,15 @@ use serde_json::{Value, json};
 use super::patch::{CallWrites, reconcile};
 use super::{Draft, Session, Transition, checkpoint_id, patch};
 use crate::error::{Code, Error, Result};
+use crate::protocol::END_STATE_LIMIT;
 use crate::protocol::chunk::ChunkBody;
 use crate::protocol::ids::{Sequence, StreamId, Timestamp};
 use crate::protocol::message::SessionStatus;
 use crate::protocol::usage::{RollupOrigin, Tokens, UsageRollup};
-use crate::protocol::END_STATE_LIMIT;
 use crate::store::{
-    Answer, CheckpointRecord, Failure, MessageRecord, RunRecord, StagedPatch, StepRecord, SubRemote,
-    SubSessionRecord, SubStatus, Terminal, ToolCall, ToolCallRecord, ToolOutcome, UsageRecord, Write,
+    Answer, CheckpointRecord, Failure, MessageRecord, RunRecord, StagedPatch, StepRecord,
+    SubRemote, SubSessionRecord, SubStatus, Terminal, ToolCall, ToolCallRecord, ToolOutcome,
+    UsageRecord, Write,
 };
 
 /// The step under way.
@@ -97,13 +98,17 @@ impl Step {
             working: checkpoint.state.clone(),
             ordinal: checkpoint.patch_ordinal,
         };
-        let mut staged: Vec<&StagedPatch> = step.calls.iter().flat_map(|call| &call.staged).collect();
+        let mut staged: Vec<&StagedPatch> =
+            step.calls.iter().flat_map(|call| &call.staged).collect();
         staged.sort_by_key(|patch| patch.ordinal);
         let mut working = (*step.working).clone();
         for patch in staged {
             working = patch::apply(&working, &patch.patches).map_err(|e| {
-                Error::new(Code::InvalidStoredState, "A staged patch of the step cannot be applied.")
-                    .with_detail(format!("ra_tool_calls, ordinal {}: {e}", patch.ordinal))
+                Error::new(
+                    Code::InvalidStoredState,
+                    "A staged patch of the step cannot be applied.",
+                )
+                .with_detail(format!("ra_tool_calls, ordinal {}: {e}", patch.ordinal))
             })?;
             step.ordinal = patch.ordinal;
         }
@@ -135,7 +140,10 @@ impl Session {
         match self.step.as_ref() {
             Some(step) if step.record.answer.is_none() => draft.discard("restarted", None)?,
             Some(step) => {
-                let broken = step.calls.iter().any(|call| call.outcome.is_none() && !call.staged.is_empty());
+                let broken = step
+                    .calls
+                    .iter()
+                    .any(|call| call.outcome.is_none() && !call.staged.is_empty());
                 if broken {
                     draft.restage()?;
                 }
@@ -149,7 +157,12 @@ impl Session {
     ///
     /// # Errors
     /// `INTERNAL` if a chunk cannot be written as JSON.
-    pub fn stream(&self, bodies: Vec<ChunkBody>, ids: Vec<ToolCall>, now: Timestamp) -> Result<Transition> {
+    pub fn stream(
+        &self,
+        bodies: Vec<ChunkBody>,
+        ids: Vec<ToolCall>,
+        now: Timestamp,
+    ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
         draft.open_step();
         for body in bodies {
@@ -177,16 +190,29 @@ impl Session {
         draft.open_step();
         let calls: Vec<ToolCallRecord> = (0..)
             .zip(answer.calls)
-            .map(|(index, call)| ToolCallRecord { call, index, started: false, outcome: None, staged: Vec::new() })
+            .map(|(index, call)| ToolCallRecord {
+                call,
+                index,
+                started: false,
+                outcome: None,
+                staged: Vec::new(),
+            })
             .collect();
         if let Some(step) = draft.session.step.as_mut() {
-            step.record.answer = Some(Answer { text: answer.text, cut: answer.cut });
+            step.record.answer = Some(Answer {
+                text: answer.text,
+                cut: answer.cut,
+            });
             step.calls.clone_from(&calls);
             let record = step.record.clone();
             draft.write(Write::Step(record));
         }
         draft.writes.extend(calls.into_iter().map(Write::ToolCall));
-        draft.write(Write::Usage(UsageRecord::Model { model: answer.model, tokens: answer.tokens, at: now }));
+        draft.write(Write::Usage(UsageRecord::Model {
+            model: answer.model,
+            tokens: answer.tokens,
+            at: now,
+        }));
         Ok(draft.done())
     }
 
@@ -194,7 +220,12 @@ impl Session {
     ///
     /// # Errors
     /// `INTERNAL` if a chunk cannot be written as JSON.
-    pub fn discard(&self, reason: &str, spent: Option<(String, Tokens)>, now: Timestamp) -> Result<Transition> {
+    pub fn discard(
+        &self,
+        reason: &str,
+        spent: Option<(String, Tokens)>,
+        now: Timestamp,
+    ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
         draft.discard(reason, spent)?;
         Ok(draft.done())
@@ -208,7 +239,12 @@ impl Session {
         let mut draft = Draft::new(self, now);
         let call = draft.update_call(id, |call| call.started = true)?;
         // A repeated execution was announced before the restart.
-        if !self.step.as_ref().and_then(|step| step.call(id)).is_some_and(|call| call.started) {
+        if !self
+            .step
+            .as_ref()
+            .and_then(|step| step.call(id))
+            .is_some_and(|call| call.started)
+        {
             draft.say(ChunkBody::ToolStart {
                 tool_call_id: call.call.id,
                 tool_name: call.call.name,
@@ -227,7 +263,9 @@ impl Session {
         let patches = patch::diff(&self.working_state(), &state);
         if !patches.is_empty() {
             let ordinal = draft.say_patch(patches.clone(), state)?;
-            draft.update_call(id, |call| call.staged.push(StagedPatch { ordinal, patches }))?;
+            draft.update_call(id, |call| {
+                call.staged.push(StagedPatch { ordinal, patches })
+            })?;
         }
         Ok(draft.done())
     }
@@ -238,7 +276,10 @@ impl Session {
     /// `INTERNAL` if the chunk cannot be written as JSON.
     pub fn emit(&self, event_name: &str, data: Value, now: Timestamp) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
-        draft.say(ChunkBody::Custom { event_name: event_name.into(), data })?;
+        draft.say(ChunkBody::Custom {
+            event_name: event_name.into(),
+            data,
+        })?;
         Ok(draft.done())
     }
 
@@ -275,7 +316,10 @@ impl Session {
         for chunk in chunks {
             draft.say_json(chunk)?;
         }
-        child.remote = Some(SubRemote { stream_id, last_sequence: through });
+        child.remote = Some(SubRemote {
+            stream_id,
+            last_sequence: through,
+        });
         draft.write(Write::SubSession(child));
         Ok(draft.done())
     }
@@ -311,10 +355,14 @@ impl Session {
     ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
         if let Some((Settlement::Completed { output }, ..)) = &settlement {
-            draft.say(ChunkBody::Output { output: output.clone() })?;
+            draft.say(ChunkBody::Output {
+                output: output.clone(),
+            })?;
         }
         draft.promote(entropy)?;
-        draft.writes.extend(nudge.map(|text| Write::Message(MessageRecord::User { text })));
+        draft
+            .writes
+            .extend(nudge.map(|text| Write::Message(MessageRecord::User { text })));
         if let Some((settlement, run, usage)) = settlement {
             draft.settle(settlement, run, Some(usage))?;
         }
@@ -338,17 +386,31 @@ impl Session {
         let mut draft = Draft::new(self, now);
         match &self.step {
             Some(step) if step.record.answer.is_some() => {
-                let open: Vec<_> =
-                    step.calls.iter().filter(|call| call.outcome.is_none()).map(|call| call.call.id.clone()).collect();
+                let open: Vec<_> = step
+                    .calls
+                    .iter()
+                    .filter(|call| call.outcome.is_none())
+                    .map(|call| call.call.id.clone())
+                    .collect();
                 let code = if matches!(settlement, Settlement::Aborted { .. }) {
                     Code::RunAborted
                 } else {
                     Code::RunInterrupted
                 };
                 for id in open {
-                    let child = children.iter().find(|child| child.tool_call_id == id).map(|child| {
-                        (child.clone(), ChildSettled { status: SubStatus::Failed, usage: None })
-                    });
+                    let child =
+                        children
+                            .iter()
+                            .find(|child| child.tool_call_id == id)
+                            .map(|child| {
+                                (
+                                    child.clone(),
+                                    ChildSettled {
+                                        status: SubStatus::Failed,
+                                        usage: None,
+                                    },
+                                )
+                            });
                     draft.finish_call(&id, not_executed(code), child)?;
                 }
                 draft.promote(entropy)?;
@@ -379,7 +441,12 @@ impl Session {
         Ok(draft.done())
     }
 
-    pub(super) fn settle_at_rest(&self, settlement: Settlement, run: RunRecord, now: Timestamp) -> Result<Transition> {
+    pub(super) fn settle_at_rest(
+        &self,
+        settlement: Settlement,
+        run: RunRecord,
+        now: Timestamp,
+    ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
         draft.settle(settlement, run, None)?;
         Ok(draft.done())
@@ -395,10 +462,18 @@ pub(super) fn not_executed(code: Code) -> ToolOutcome {
 
 /// A failed call as the model reads it.
 #[must_use]
-pub fn failed_outcome(code: Code, sentence: String, retryable: bool, cause: Option<&str>) -> ToolOutcome {
+pub fn failed_outcome(
+    code: Code,
+    sentence: String,
+    retryable: bool,
+    cause: Option<&str>,
+) -> ToolOutcome {
     let category = match code {
         Code::SubagentLost | Code::NotSupported => "framework",
-        Code::RunInterrupted | Code::RunAborted | Code::UnpairedOnContinuation | Code::RunTimeout => "run",
+        Code::RunInterrupted
+        | Code::RunAborted
+        | Code::UnpairedOnContinuation
+        | Code::RunTimeout => "run",
         Code::OutputValidationFailed | Code::ValidationError => "validation",
         _ => "tool",
     };
@@ -435,7 +510,11 @@ impl Draft {
         }
     }
 
-    fn update_call(&mut self, id: &str, change: impl FnOnce(&mut ToolCallRecord)) -> Result<ToolCallRecord> {
+    fn update_call(
+        &mut self,
+        id: &str,
+        change: impl FnOnce(&mut ToolCallRecord),
+    ) -> Result<ToolCallRecord> {
         let call = self
             .session
             .step
@@ -449,12 +528,20 @@ impl Draft {
     }
 
     /// Puts a patch on the stream and makes `state` the working document.
-    fn say_patch(&mut self, patches: Vec<crate::protocol::chunk::PatchOperation>, state: Value) -> Result<u64> {
+    fn say_patch(
+        &mut self,
+        patches: Vec<crate::protocol::chunk::PatchOperation>,
+        state: Value,
+    ) -> Result<u64> {
         self.open_step();
         let ordinal = self.session.record.last_ordinal.saturating_add(1);
         let base = self.session.step.as_ref().map_or(0, |step| step.ordinal);
         self.session.record.last_ordinal = ordinal;
-        self.say(ChunkBody::StatePatch { patches, patch_ordinal: Some(ordinal), patch_base: Some(base) })?;
+        self.say(ChunkBody::StatePatch {
+            patches,
+            patch_ordinal: Some(ordinal),
+            patch_base: Some(base),
+        })?;
         if let Some(step) = self.session.step.as_mut() {
             step.working = Rc::new(state);
             step.ordinal = ordinal;
@@ -463,9 +550,18 @@ impl Draft {
     }
 
     fn say_discarded(&mut self, reason: &str) -> Result<()> {
-        if let Some(from_sequence) = self.session.step.as_ref().map(|step| step.record.start_sequence) {
+        if let Some(from_sequence) = self
+            .session
+            .step
+            .as_ref()
+            .map(|step| step.record.start_sequence)
+        {
             let step_count = self.session.step_number();
-            self.say(ChunkBody::StepDiscarded { step_count, reason: reason.into(), from_sequence })?;
+            self.say(ChunkBody::StepDiscarded {
+                step_count,
+                reason: reason.into(),
+                from_sequence,
+            })?;
         }
         Ok(())
     }
@@ -485,7 +581,9 @@ impl Draft {
     /// Voids the step's patches and stages anew what its finished calls had staged.
     fn restage(&mut self) -> Result<()> {
         self.say_discarded("restarted")?;
-        let Some(step) = self.session.step.as_mut() else { return Ok(()) };
+        let Some(step) = self.session.step.as_mut() else {
+            return Ok(());
+        };
         step.working = self.session.checkpoint.state.clone();
         step.ordinal = self.session.checkpoint.patch_ordinal;
         let mut kept: Vec<(u64, String, StagedPatch)> = Vec::new();
@@ -496,7 +594,11 @@ impl Draft {
             }
             let staged = std::mem::take(&mut call.staged);
             if call.outcome.as_ref().is_some_and(|outcome| outcome.success) {
-                kept.extend(staged.into_iter().map(|patch| (patch.ordinal, call.call.id.clone(), patch)));
+                kept.extend(
+                    staged
+                        .into_iter()
+                        .map(|patch| (patch.ordinal, call.call.id.clone(), patch)),
+                );
             }
         }
         kept.sort_by_key(|(ordinal, ..)| *ordinal);
@@ -510,7 +612,10 @@ impl Draft {
             if let Ok(state) = patch::apply(&working, &patch.patches) {
                 let ordinal = self.say_patch(patch.patches.clone(), state)?;
                 self.update_call(&id, |call| {
-                    call.staged.push(StagedPatch { ordinal, patches: patch.patches });
+                    call.staged.push(StagedPatch {
+                        ordinal,
+                        patches: patch.patches,
+                    });
                 })?;
             }
         }
@@ -590,7 +695,9 @@ impl Draft {
             cut: answer.cut,
         }));
         for call in step.calls {
-            let outcome = call.outcome.ok_or_else(|| Error::internal("a tool call has no result yet"))?;
+            let outcome = call
+                .outcome
+                .ok_or_else(|| Error::internal("a tool call has no result yet"))?;
             self.write(Write::Message(MessageRecord::Tool {
                 tool_call_id: call.call.id,
                 tool_name: call.call.name,
@@ -623,13 +730,21 @@ impl Draft {
 
     /// Ends the run: status, output, terminal frame. Without a usage the one of the run's earlier
     /// terminal frame stays: a session at rest has spent nothing since.
-    fn settle(&mut self, settlement: Settlement, run: RunRecord, usage: Option<UsageRollup>) -> Result<()> {
+    fn settle(
+        &mut self,
+        settlement: Settlement,
+        run: RunRecord,
+        usage: Option<UsageRollup>,
+    ) -> Result<()> {
         let run_id = self.session.record.run_id.clone();
         let (status, output, failure) = match settlement {
             Settlement::Completed { output } => (SessionStatus::Completed, Some(output), None),
             Settlement::Failed { failure } => (SessionStatus::Failed, None, Some(failure)),
             Settlement::Interrupted { reason } => {
-                self.say(ChunkBody::RunInterrupted { run_id: run_id.to_string(), reason })?;
+                self.say(ChunkBody::RunInterrupted {
+                    run_id: run_id.to_string(),
+                    reason,
+                })?;
                 (SessionStatus::Interrupted, None, None)
             }
             Settlement::Aborted { reason } => {
@@ -653,10 +768,17 @@ impl Draft {
             sequence: record.last_sequence,
             output,
             state: fits.then_some(state),
-            usage: usage.or_else(|| run.terminal.as_ref().and_then(|terminal| terminal.usage.clone())),
+            usage: usage.or_else(|| {
+                run.terminal
+                    .as_ref()
+                    .and_then(|terminal| terminal.usage.clone())
+            }),
             failure,
         };
-        self.write(Write::Run(RunRecord { terminal: Some(terminal), ..run }));
+        self.write(Write::Run(RunRecord {
+            terminal: Some(terminal),
+            ..run
+        }));
         Ok(())
     }
 }
@@ -674,7 +796,11 @@ fn final_state(base: &Value, step: &Step) -> Result<Value> {
         })
         .collect();
     let reconciled = reconcile(base, &calls).map_err(|e| {
-        Error::new(Code::InvalidStoredState, "What the step staged cannot be applied.").with_detail(e.to_string())
+        Error::new(
+            Code::InvalidStoredState,
+            "What the step staged cannot be applied.",
+        )
+        .with_detail(e.to_string())
     })?;
     Ok(reconciled.state)
 }

@@ -1,6 +1,11 @@
 //! The machine: the action × status table, the answer's own commit, and the law of the step.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic
+)]
 
 use serde_json::{Value, json};
 
@@ -14,7 +19,10 @@ use crate::store::{
 };
 
 fn ids(n: u8) -> EntryIds {
-    EntryIds { run_id: RunId::from_entropy([n; 16]), entropy: [n; 16] }
+    EntryIds {
+        run_id: RunId::from_entropy([n; 16]),
+        entropy: [n; 16],
+    }
 }
 
 fn begin(state: Value) -> Transition {
@@ -49,7 +57,11 @@ fn answer(calls: &[&str]) -> ModelAnswer {
         text: "so".into(),
         calls: calls
             .iter()
-            .map(|id| ToolCall { id: (*id).into(), name: "t".into(), arguments: json!({}) })
+            .map(|id| ToolCall {
+                id: (*id).into(),
+                name: "t".into(),
+                arguments: json!({}),
+            })
             .collect(),
         cut: false,
         model: "m".into(),
@@ -58,11 +70,19 @@ fn answer(calls: &[&str]) -> ModelAnswer {
 }
 
 fn ok(result: Value) -> ToolOutcome {
-    ToolOutcome { success: true, result, error: None }
+    ToolOutcome {
+        success: true,
+        result,
+        error: None,
+    }
 }
 
 fn failure() -> Failure {
-    Failure { code: "provider_error".into(), error: "no".into(), detail: None }
+    Failure {
+        code: "provider_error".into(),
+        error: "no".into(),
+        detail: None,
+    }
 }
 
 /// The chunks of a commit, decoded.
@@ -81,7 +101,10 @@ fn chunks(transition: &Transition) -> Vec<Value> {
 }
 
 fn kinds(transition: &Transition) -> Vec<String> {
-    chunks(transition).iter().map(|chunk| chunk["type"].as_str().unwrap().to_owned()).collect()
+    chunks(transition)
+        .iter()
+        .map(|chunk| chunk["type"].as_str().unwrap().to_owned())
+        .collect()
 }
 
 #[test]
@@ -93,8 +116,19 @@ fn a_start_commits_run_message_and_checkpoint_at_its_first_chunk() {
     assert_eq!(snapshot.stream_sequence, Position::At(1));
     assert_eq!(snapshot.state, json!({"n": 1}));
     assert_eq!(snapshot.patch_ordinal, Some(0));
-    assert!(snapshot.checkpoint_id.unwrap().starts_with("cpv1-s1-s0-t1000-"));
-    assert!(start.commit.writes.iter().any(|w| matches!(w, Write::Message(MessageRecord::User { text }) if text == "hello")));
+    assert!(
+        snapshot
+            .checkpoint_id
+            .unwrap()
+            .starts_with("cpv1-s1-s0-t1000-")
+    );
+    assert!(
+        start
+            .commit
+            .writes
+            .iter()
+            .any(|w| matches!(w, Write::Message(MessageRecord::User { text }) if text == "hello"))
+    );
 }
 
 #[test]
@@ -105,32 +139,56 @@ fn the_answer_is_a_commit_of_its_own_and_staged_state_is_not_served() {
     assert_eq!(answered.next.next(), Next::Act);
     let staged = answered.next.stage("a", json!({"list": [1]}), 2).unwrap();
     assert_eq!(kinds(&staged), ["state_patch"]);
-    assert_eq!(chunks(&staged)[0]["patches"], json!([{"op": "add", "path": "/list/-", "value": 1}]));
+    assert_eq!(
+        chunks(&staged)[0]["patches"],
+        json!([{"op": "add", "path": "/list/-", "value": 1}])
+    );
     assert_eq!(staged.next.snapshot().state, json!({"list": []}));
-    let done = staged.next.tool_finished("a", ok(json!(1)), None, 3).unwrap();
+    let done = staged
+        .next
+        .tool_finished("a", ok(json!(1)), None, 3)
+        .unwrap();
     assert_eq!(done.next.next(), Next::Promote);
     let promoted = done.next.promote(None, None, [2; 16], 4).unwrap();
     assert_eq!(kinds(&promoted), ["step_committed"]);
     let snapshot = promoted.next.snapshot();
     assert_eq!(snapshot.state, json!({"list": [1]}));
-    assert_eq!(snapshot.stream_sequence, Position::At(promoted.next.record.last_sequence));
+    assert_eq!(
+        snapshot.stream_sequence,
+        Position::At(promoted.next.record.last_sequence)
+    );
     assert_eq!(snapshot.patch_ordinal, Some(1));
 }
 
 #[test]
 fn a_call_has_one_result_and_an_unfinished_step_is_not_promoted() {
-    let session = begin(json!({})).next.answer(answer(&["a"]), 1).unwrap().next;
+    let session = begin(json!({}))
+        .next
+        .answer(answer(&["a"]), 1)
+        .unwrap()
+        .next;
     assert!(session.promote(None, None, [0; 16], 2).is_err());
-    let done = session.tool_finished("a", ok(json!(1)), None, 2).unwrap().next;
+    let done = session
+        .tool_finished("a", ok(json!(1)), None, 2)
+        .unwrap()
+        .next;
     assert!(done.tool_finished("a", ok(json!(2)), None, 3).is_err());
 }
 
 #[test]
 fn the_last_step_and_its_settlement_are_one_commit() {
     let session = begin(json!({})).next.answer(answer(&[]), 1).unwrap().next;
-    let settlement = Settlement::Completed { output: json!("out") };
-    let end =
-        session.promote(Some((settlement, run(), UsageRollup::default())), None, [0; 16], 2).unwrap();
+    let settlement = Settlement::Completed {
+        output: json!("out"),
+    };
+    let end = session
+        .promote(
+            Some((settlement, run(), UsageRollup::default())),
+            None,
+            [0; 16],
+            2,
+        )
+        .unwrap();
     assert_eq!(kinds(&end), ["output", "step_committed"]);
     assert_eq!(end.next.record.status, SessionStatus::Completed);
     assert_eq!(end.next.snapshot().stream_sequence, Position::None);
@@ -146,9 +204,16 @@ fn the_last_step_and_its_settlement_are_one_commit() {
 
 #[test]
 fn a_stop_pairs_what_is_open_and_reconciles_its_writes_away() {
-    let session = begin(json!({"x": 0, "y": 0})).next.answer(answer(&["a", "b"]), 1).unwrap().next;
+    let session = begin(json!({"x": 0, "y": 0}))
+        .next
+        .answer(answer(&["a", "b"]), 1)
+        .unwrap()
+        .next;
     let session = session.stage("a", json!({"x": 1, "y": 0}), 2).unwrap().next;
-    let session = session.tool_finished("a", ok(json!(1)), None, 3).unwrap().next;
+    let session = session
+        .tool_finished("a", ok(json!(1)), None, 3)
+        .unwrap()
+        .next;
     let session = session.stage("b", json!({"x": 1, "y": 9}), 4).unwrap().next;
     let stop = session.interrupt(Some("enough".into()), run(), 5).unwrap();
     assert_eq!(stop.accepted, Accepted::Yes);
@@ -156,7 +221,9 @@ fn a_stop_pairs_what_is_open_and_reconciles_its_writes_away() {
     assert_eq!(session.next(), Next::Stop);
     let settled = session
         .stopped(
-            Settlement::Interrupted { reason: Some("enough".into()) },
+            Settlement::Interrupted {
+                reason: Some("enough".into()),
+            },
             run(),
             UsageRollup::default(),
             Vec::new(),
@@ -164,8 +231,19 @@ fn a_stop_pairs_what_is_open_and_reconciles_its_writes_away() {
             6,
         )
         .unwrap();
-    assert_eq!(kinds(&settled), ["tool_end", "state_patch", "step_committed", "run_interrupted"]);
-    assert_eq!(chunks(&settled)[0]["result"]["metadata"]["helixErrorDetail"]["code"], "run_interrupted");
+    assert_eq!(
+        kinds(&settled),
+        [
+            "tool_end",
+            "state_patch",
+            "step_committed",
+            "run_interrupted"
+        ]
+    );
+    assert_eq!(
+        chunks(&settled)[0]["result"]["metadata"]["helixErrorDetail"]["code"],
+        "run_interrupted"
+    );
     assert_eq!(settled.next.snapshot().state, json!({"x": 1, "y": 0}));
     assert_eq!(settled.next.record.status, SessionStatus::Interrupted);
     assert!(settled.next.record.stop.is_none());
@@ -175,7 +253,13 @@ fn a_stop_pairs_what_is_open_and_reconciles_its_writes_away() {
 fn a_wake_discards_an_unfinished_answer_visibly_and_keeps_a_committed_one() {
     let session = begin(json!({})).next;
     let streaming = session
-        .stream(vec![ChunkBody::TextDelta { delta: "par".into() }], Vec::new(), 1)
+        .stream(
+            vec![ChunkBody::TextDelta {
+                delta: "par".into(),
+            }],
+            Vec::new(),
+            1,
+        )
         .unwrap()
         .next;
     let woken = streaming.wake(2).unwrap();
@@ -186,19 +270,38 @@ fn a_wake_discards_an_unfinished_answer_visibly_and_keeps_a_committed_one() {
     assert_eq!(woken.commit.fence, Some(session.record.epoch));
 
     let answered = session.answer(answer(&["a", "b"]), 1).unwrap().next;
-    let finished = answered.tool_finished("a", ok(json!(1)), None, 2).unwrap().next;
+    let finished = answered
+        .tool_finished("a", ok(json!(1)), None, 2)
+        .unwrap()
+        .next;
     let woken = finished.wake(3).unwrap();
     assert!(kinds(&woken).is_empty());
     assert_eq!(woken.next.next(), Next::Act);
-    assert!(woken.next.step.unwrap().call("a").unwrap().outcome.is_some());
+    assert!(
+        woken
+            .next
+            .step
+            .unwrap()
+            .call("a")
+            .unwrap()
+            .outcome
+            .is_some()
+    );
 }
 
 #[test]
 fn a_wake_over_a_half_staged_tool_restages_what_the_finished_ones_wrote() {
-    let session = begin(json!({"x": 0, "y": 0})).next.answer(answer(&["a", "b"]), 1).unwrap().next;
+    let session = begin(json!({"x": 0, "y": 0}))
+        .next
+        .answer(answer(&["a", "b"]), 1)
+        .unwrap()
+        .next;
     let session = session.stage("b", json!({"x": 0, "y": 5}), 2).unwrap().next;
     let session = session.stage("a", json!({"x": 7, "y": 5}), 3).unwrap().next;
-    let session = session.tool_finished("a", ok(json!(1)), None, 4).unwrap().next;
+    let session = session
+        .tool_finished("a", ok(json!(1)), None, 4)
+        .unwrap()
+        .next;
     let woken = session.wake(5).unwrap();
     assert_eq!(kinds(&woken), ["step_discarded", "state_patch"]);
     let patch = &chunks(&woken)[1];
@@ -217,15 +320,42 @@ fn every_action_meets_every_status() {
         session
     };
     let mut aborted = with_status(SessionStatus::Failed);
-    aborted.record.failure = Some(Failure { code: "run_aborted".into(), ..failure() });
+    aborted.record.failure = Some(Failure {
+        code: "run_aborted".into(),
+        ..failure()
+    });
     let mut failed = with_status(SessionStatus::Failed);
     failed.record.failure = Some(failure());
     let table = [
         // stored, start, continue, with_message, interrupt, abort
         ("running", running.clone(), "R", "R", "R", "yes", "yes"),
-        ("paused", with_status(SessionStatus::Paused), "R", "ok", "ok", "yes", "yes"),
-        ("interrupted", with_status(SessionStatus::Interrupted), "R", "ok", "ok", "no", "yes"),
-        ("completed", with_status(SessionStatus::Completed), "C", "C", "ok", "C", "no"),
+        (
+            "paused",
+            with_status(SessionStatus::Paused),
+            "R",
+            "ok",
+            "ok",
+            "yes",
+            "yes",
+        ),
+        (
+            "interrupted",
+            with_status(SessionStatus::Interrupted),
+            "R",
+            "ok",
+            "ok",
+            "no",
+            "yes",
+        ),
+        (
+            "completed",
+            with_status(SessionStatus::Completed),
+            "C",
+            "C",
+            "ok",
+            "C",
+            "no",
+        ),
         ("failed", failed, "C", "ok", "ok", "C", "no"),
         ("aborted", aborted, "C", "C", "C", "C", "no"),
     ];
@@ -237,9 +367,18 @@ fn every_action_meets_every_status() {
     for (name, session, start, cont, message, interrupt, abort) in table {
         let refused = session.refuse_start();
         assert_eq!(code(&refused), start, "{name} × start");
-        assert_eq!(refused.stream_id.as_deref(), Some("st_1"), "{name}: a refusal says what to attach to");
+        assert_eq!(
+            refused.stream_id.as_deref(),
+            Some("st_1"),
+            "{name}: a refusal says what to attach to"
+        );
         let resume = |mode, message: Option<&str>| {
-            let reopen = Reopen { mode, message: message.map(Into::into), idempotency: None, ids: ids(2) };
+            let reopen = Reopen {
+                mode,
+                message: message.map(Into::into),
+                idempotency: None,
+                ids: ids(2),
+            };
             match session.resume(reopen, 5) {
                 Ok(transition) => {
                     assert_eq!(transition.next.record.status, SessionStatus::Running);
@@ -250,8 +389,16 @@ fn every_action_meets_every_status() {
                 Err(error) => code(&error),
             }
         };
-        assert_eq!(resume(ResumeMode::Continue, None), cont, "{name} × continue");
-        assert_eq!(resume(ResumeMode::WithMessage, Some("m")), message, "{name} × with_message");
+        assert_eq!(
+            resume(ResumeMode::Continue, None),
+            cont,
+            "{name} × continue"
+        );
+        assert_eq!(
+            resume(ResumeMode::WithMessage, Some("m")),
+            message,
+            "{name} × with_message"
+        );
         let stop = |outcome: Result<StopOutcome>| match outcome {
             Ok(outcome) if outcome.accepted == Accepted::Yes => "yes",
             Ok(outcome) => {
@@ -260,17 +407,34 @@ fn every_action_meets_every_status() {
             }
             Err(error) => code(&error),
         };
-        assert_eq!(stop(session.interrupt(None, run(), 5)), interrupt, "{name} × interrupt");
+        assert_eq!(
+            stop(session.interrupt(None, run(), 5)),
+            interrupt,
+            "{name} × interrupt"
+        );
         assert_eq!(stop(session.abort(None, run(), 5)), abort, "{name} × abort");
     }
 }
 
 #[test]
 fn a_reopened_session_is_pinned_at_its_runs_first_chunk() {
-    let session = begin(json!({"n": 1})).next.answer(answer(&[]), 1).unwrap().next;
-    let settlement = Settlement::Completed { output: json!("out") };
-    let done =
-        session.promote(Some((settlement, run(), UsageRollup::default())), None, [0; 16], 2).unwrap().next;
+    let session = begin(json!({"n": 1}))
+        .next
+        .answer(answer(&[]), 1)
+        .unwrap()
+        .next;
+    let settlement = Settlement::Completed {
+        output: json!("out"),
+    };
+    let done = session
+        .promote(
+            Some((settlement, run(), UsageRollup::default())),
+            None,
+            [0; 16],
+            2,
+        )
+        .unwrap()
+        .next;
     assert_eq!(done.snapshot().stream_sequence, Position::None);
     let reopen = Reopen {
         mode: ResumeMode::WithMessage,
@@ -281,18 +445,32 @@ fn a_reopened_session_is_pinned_at_its_runs_first_chunk() {
     let reopened = done.resume(reopen, 3).unwrap();
     let position = reopened.next.snapshot().stream_sequence;
     assert_eq!(position, Position::At(done.record.last_sequence + 1));
-    assert!(reopened.commit.writes.iter().any(|w| matches!(w, Write::Checkpoint(_))));
+    assert!(
+        reopened
+            .commit
+            .writes
+            .iter()
+            .any(|w| matches!(w, Write::Checkpoint(_)))
+    );
 }
 
 #[test]
 fn an_abort_outranks_an_interrupt_that_is_still_pending() {
     let session = begin(json!({})).next;
-    let session = session.interrupt(None, run(), 1).unwrap().transition.unwrap().next;
+    let session = session
+        .interrupt(None, run(), 1)
+        .unwrap()
+        .transition
+        .unwrap()
+        .next;
     let aborted = session.abort(None, run(), 2).unwrap();
     assert_eq!(aborted.accepted, Accepted::Yes);
     let session = aborted.transition.unwrap().next;
     assert_eq!(session.record.stop.as_ref().unwrap().kind, StopKind::Abort);
-    assert_eq!(session.interrupt(None, run(), 3).unwrap().accepted, Accepted::No);
+    assert_eq!(
+        session.interrupt(None, run(), 3).unwrap().accepted,
+        Accepted::No
+    );
 }
 
 /// A small generator: the same seed gives the same script.
@@ -316,7 +494,9 @@ fn the_law_of_the_step_holds_at_every_commit() {
         let mut observer = Observer::default();
         let mut session = observer.see(begin(json!({"list": [], "a": 0, "b": {"c": 0}})));
         for round in 0..8u64 {
-            let calls: Vec<String> = (0..=random.below(3)).map(|n| format!("c{round}-{n}")).collect();
+            let calls: Vec<String> = (0..=random.below(3))
+                .map(|n| format!("c{round}-{n}"))
+                .collect();
             let names: Vec<&str> = calls.iter().map(String::as_str).collect();
             if random.below(4) == 0 {
                 let body = vec![ChunkBody::TextDelta { delta: "x".into() }];
@@ -332,17 +512,23 @@ fn the_law_of_the_step_holds_at_every_commit() {
                 match random.below(6) {
                     0 => state["a"] = json!(random.below(100)),
                     1 => state["b"]["c"] = json!(random.below(100)),
-                    2 => state["list"].as_array_mut().unwrap().push(json!(random.below(9))),
+                    2 => state["list"]
+                        .as_array_mut()
+                        .unwrap()
+                        .push(json!(random.below(9))),
                     3 => {
                         state["list"].as_array_mut().unwrap().pop();
                     }
                     4 => {
                         let outcome = match random.below(4) {
-                            0 => failed_outcome(Code::ToolExecutionFailed, "no".into(), false, None),
+                            0 => {
+                                failed_outcome(Code::ToolExecutionFailed, "no".into(), false, None)
+                            }
                             1 => not_executed(Code::RunInterrupted),
                             _ => ok(json!(1)),
                         };
-                        session = observer.see(session.tool_finished(&call, outcome, None, round).unwrap());
+                        session = observer
+                            .see(session.tool_finished(&call, outcome, None, round).unwrap());
                         open.remove(at);
                         continue;
                     }
@@ -371,10 +557,14 @@ struct Observer {
 
 impl Observer {
     fn see(&mut self, transition: Transition) -> Session {
-        let first = transition.commit.writes.iter().find_map(|write| match write {
-            Write::Chunks { first, .. } => Some(*first),
-            _ => None,
-        });
+        let first = transition
+            .commit
+            .writes
+            .iter()
+            .find_map(|write| match write {
+                Write::Chunks { first, .. } => Some(*first),
+                _ => None,
+            });
         if let Some(first) = first {
             assert_eq!(first, self.sequence + 1, "sequences go on without a gap");
         }
@@ -388,7 +578,8 @@ impl Observer {
                 "state_patch" => {
                     assert_eq!(chunk["patchBase"], json!(self.ordinal));
                     self.ordinal = chunk["patchOrdinal"].as_u64().unwrap();
-                    let patches: json_patch::Patch = serde_json::from_value(chunk["patches"].clone()).unwrap();
+                    let patches: json_patch::Patch =
+                        serde_json::from_value(chunk["patches"].clone()).unwrap();
                     json_patch::patch(&mut self.document, &patches).unwrap();
                 }
                 "step_discarded" => (self.document, self.ordinal) = self.checkpoint.clone(),

@@ -152,7 +152,11 @@ pub struct CheckpointRecord {
 
 /// A message of the conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "role", rename_all = "snake_case", rename_all_fields = "camelCase")]
+#[serde(
+    tag = "role",
+    rename_all = "snake_case",
+    rename_all_fields = "camelCase"
+)]
 pub enum MessageRecord {
     /// What the user, or the calling parent, said.
     User {
@@ -310,7 +314,11 @@ pub struct SubRemote {
 
 /// One entry of the usage ledger.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", rename_all_fields = "camelCase")]
+#[serde(
+    tag = "kind",
+    rename_all = "snake_case",
+    rename_all_fields = "camelCase"
+)]
 pub enum UsageRecord {
     /// A model call, also one whose answer was discarded.
     Model {

@@ -40,6 +40,8 @@ fn named_session(request: &Request) -> Option<SessionId> {
     }
     match parameter(request.uri().query(), "sessionId") {
         Ok(Some(id)) => SessionId::parse(&id).ok(),
-        _ => serde_json::from_slice::<Named>(request.body()).ok().map(|named| named.session_id),
+        _ => serde_json::from_slice::<Named>(request.body())
+            .ok()
+            .map(|named| named.session_id),
     }
 }

@@ -1,6 +1,14 @@
 //! The integration tests: one binary, one module a feature.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic, dead_code, missing_docs)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    dead_code,
+    missing_docs,
+    unreachable_pub
+)]
 
 mod routes;
 mod session;

@@ -38,35 +38,54 @@ fn agent_type(name: &str) -> AgentType {
 fn noter(model: Rc<dyn LanguageModel>) -> Agent {
     Agent::new(agent_type("noter"), "Note things.", model)
         .with_state::<Notes>()
-        .with_tool(typed_tool("note", "Notes.", |context, note: Note| async move {
-            context.update(|state: &mut Notes| {
-                state.notes.push(note.note);
-                state.count += 1;
-            })?;
-            Ok(json!({"noted": true}))
-        }))
-        .with_tool(typed_tool("fail", "Fails after it wrote.", |context, note: Note| async move {
-            context.update(|state: &mut Notes| state.notes.push(note.note))?;
-            Err::<Value, _>(ToolError::new("it did not work"))
-        }))
-        .with_tool(typed_tool("hang", "Never ends.", |context, note: Note| async move {
-            context.update(|state: &mut Notes| state.notes.push(note.note))?;
-            std::future::pending::<()>().await;
-            Ok(json!({}))
-        }))
+        .with_tool(typed_tool(
+            "note",
+            "Notes.",
+            |context, note: Note| async move {
+                context.update(|state: &mut Notes| {
+                    state.notes.push(note.note);
+                    state.count += 1;
+                })?;
+                Ok(json!({"noted": true}))
+            },
+        ))
+        .with_tool(typed_tool(
+            "fail",
+            "Fails after it wrote.",
+            |context, note: Note| async move {
+                context.update(|state: &mut Notes| state.notes.push(note.note))?;
+                Err::<Value, _>(ToolError::new("it did not work"))
+            },
+        ))
+        .with_tool(typed_tool(
+            "hang",
+            "Never ends.",
+            |context, note: Note| async move {
+                context.update(|state: &mut Notes| state.notes.push(note.note))?;
+                std::future::pending::<()>().await;
+                Ok(json!({}))
+            },
+        ))
 }
 
 fn client(mount: Mount, make: impl Fn(&Rc<LocalObjects>) -> Vec<Agent> + 'static) -> Client {
     client_logging(mount, &Lines::default(), make)
 }
 
-fn client_logging(mount: Mount, lines: &Lines, make: impl Fn(&Rc<LocalObjects>) -> Vec<Agent> + 'static) -> Client {
+fn client_logging(
+    mount: Mount,
+    lines: &Lines,
+    make: impl Fn(&Rc<LocalObjects>) -> Vec<Agent> + 'static,
+) -> Client {
     let objects = LocalObjects::new(
         1_700_000_000_000,
         lines.sink(),
         Rc::new(move |objects, _| Agents::new(make(objects))),
     );
-    Client { mount: Rc::new(mount), objects }
+    Client {
+        mount: Rc::new(mount),
+        objects,
+    }
 }
 
 fn open_mount() -> Mount {
@@ -75,15 +94,22 @@ fn open_mount() -> Mount {
 
 fn two_notes() -> Rc<dyn LanguageModel> {
     scripted(|request| match turn(request) {
-        0 => calls(&[("c1", "note", json!({"note": "a"})), ("c2", "note", json!({"note": "b"}))]),
+        0 => calls(&[
+            ("c1", "note", json!({"note": "a"})),
+            ("c2", "note", json!({"note": "b"})),
+        ]),
         1 => calls(&[("c1", "fail", json!({"note": "lost"}))]),
         _ => text("all is noted now"),
     })
 }
 
 async fn start(client: &Client, session: &str) -> Value {
-    let (status, body) =
-        client.post("/agents/noter/start", json!({"sessionId": session, "message": "go"})).await;
+    let (status, body) = client
+        .post(
+            "/agents/noter/start",
+            json!({"sessionId": session, "message": "go"}),
+        )
+        .await;
     assert_eq!(status, 200, "{body}");
     body
 }
@@ -94,28 +120,50 @@ fn a_run_streams_replays_and_ends_the_same_for_every_cursor() {
         let client = client(open_mount(), |_| vec![noter(two_notes())]);
         let started = start(&client, "s1").await;
         let (frames, raw) = client.sse("/agents/noter/sse?sessionId=s1").await;
-        let kinds: Vec<String> =
-            chunks(&frames).iter().map(|chunk| chunk["type"].as_str().unwrap().to_owned()).collect();
-        assert_eq!(kinds.iter().filter(|kind| *kind == "step_committed").count(), 3);
+        let kinds: Vec<String> = chunks(&frames)
+            .iter()
+            .map(|chunk| chunk["type"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(
+            kinds
+                .iter()
+                .filter(|kind| *kind == "step_committed")
+                .count(),
+            3
+        );
         assert_eq!(kinds.first().map(String::as_str), Some("run_started"));
-        let Some(Frame::End(end)) = frames.last() else { panic!("{frames:?}") };
+        let Some(Frame::End(end)) = frames.last() else {
+            panic!("{frames:?}")
+        };
         assert_eq!(end.output, Some(json!("all is noted now")));
         assert_eq!(end.state, Some(json!({"notes": ["a", "b"], "count": 2})));
         assert_eq!(end.usage.as_ref().unwrap()["tokens"]["total"], 75);
         assert_eq!(end.run_id, started["runId"].as_str().map(Into::into));
 
         // A call id that came twice was renamed before anything was said about it.
-        let ends: Vec<_> = chunks(&frames).into_iter().filter(|chunk| chunk["type"] == "tool_end").collect();
+        let ends: Vec<_> = chunks(&frames)
+            .into_iter()
+            .filter(|chunk| chunk["type"] == "tool_end")
+            .collect();
         assert_eq!(ends[2]["toolCallId"], "c1_2");
         assert_eq!(ends[2]["success"], false);
 
         // Case 1: cut at every chunk and re-attach by cursor.
-        let whole: Vec<&str> = raw.split_inclusive("\n\n").filter(|event| event.contains("event: chunk")).collect();
+        let whole: Vec<&str> = raw
+            .split_inclusive("\n\n")
+            .filter(|event| event.contains("event: chunk"))
+            .collect();
         let terminal = raw.split_inclusive("\n\n").last().unwrap();
         for cut in 0..=whole.len() {
-            let (_, rest) = client.sse(&format!("/agents/noter/sse?sessionId=s1&fromSequence={cut}")).await;
-            let again: Vec<&str> =
-                rest.split_inclusive("\n\n").filter(|event| event.contains("event: chunk")).collect();
+            let (_, rest) = client
+                .sse(&format!(
+                    "/agents/noter/sse?sessionId=s1&fromSequence={cut}"
+                ))
+                .await;
+            let again: Vec<&str> = rest
+                .split_inclusive("\n\n")
+                .filter(|event| event.contains("event: chunk"))
+                .collect();
             assert_eq!(again, whole[cut..], "cut at {cut}");
             assert_eq!(rest.split_inclusive("\n\n").last(), Some(terminal));
         }
@@ -128,16 +176,26 @@ fn the_first_byte_precedes_the_first_token_and_events_come_as_they_are_written()
         use futures::StreamExt as _;
         let client = client(open_mount(), |_| vec![noter(two_notes())]);
         start(&client, "s1").await;
-        let response = client.send("GET", "/agents/noter/sse?sessionId=s1", &[], "").await;
-        let remote_agents::http::Body::Stream(mut body) = response.into_body() else { panic!() };
+        let response = client
+            .send("GET", "/agents/noter/sse?sessionId=s1", &[], "")
+            .await;
+        let remote_agents::http::Body::Stream(mut body) = response.into_body() else {
+            panic!()
+        };
         let mut parts = Vec::new();
         while let Some(part) = body.next().await {
             parts.push(String::from_utf8(part.unwrap().to_vec()).unwrap());
         }
         assert!(parts[0].starts_with(':'), "{}", parts[0]);
         assert!(!parts[0].contains("data:"));
-        let with_text = parts.iter().filter(|part| part.contains("text_delta")).count();
-        assert!(with_text >= 4, "the words of the answer came in {with_text} parts");
+        let with_text = parts
+            .iter()
+            .filter(|part| part.contains("text_delta"))
+            .count();
+        assert!(
+            with_text >= 4,
+            "the words of the answer came in {with_text} parts"
+        );
     });
 }
 
@@ -148,13 +206,25 @@ fn positions_outside_the_log_are_told_and_never_skipped() {
         start(&client, "s1").await;
         client.settled("noter", "s1").await;
         for query in ["fromSequence=100000", "fromSequence=0&streamId=other"] {
-            let (frames, _) = client.sse(&format!("/agents/noter/sse?sessionId=s1&{query}")).await;
-            let [Frame::Error(error)] = frames.as_slice() else { panic!("{frames:?}") };
-            assert_eq!((error.code.as_str(), error.recoverable), ("TRUNCATED", false));
+            let (frames, _) = client
+                .sse(&format!("/agents/noter/sse?sessionId=s1&{query}"))
+                .await;
+            let [Frame::Error(error)] = frames.as_slice() else {
+                panic!("{frames:?}")
+            };
+            assert_eq!(
+                (error.code.as_str(), error.recoverable),
+                ("TRUNCATED", false)
+            );
             assert!(error.stream_id.is_some() && error.floor == Some(0));
         }
-        let (status, body) = client.get("/agents/noter/sse?sessionId=s1&fromSequence=1.5").await;
-        assert_eq!((status, body["field"].as_str()), (400, Some("fromSequence")));
+        let (status, body) = client
+            .get("/agents/noter/sse?sessionId=s1&fromSequence=1.5")
+            .await;
+        assert_eq!(
+            (status, body["field"].as_str()),
+            (400, Some("fromSequence"))
+        );
     });
 }
 
@@ -164,7 +234,14 @@ fn an_idempotency_key_is_answered_before_the_status_is_looked_at() {
         let client = client(open_mount(), |_| vec![noter(two_notes())]);
         let send = async |key: &str, body: Value| {
             crate::support::read(
-                client.send("POST", "/agents/noter/start", &[("idempotency-key", key)], body.to_string()).await,
+                client
+                    .send(
+                        "POST",
+                        "/agents/noter/start",
+                        &[("idempotency-key", key)],
+                        body.to_string(),
+                    )
+                    .await,
             )
             .await
         };
@@ -175,9 +252,15 @@ fn an_idempotency_key_is_answered_before_the_status_is_looked_at() {
         let reordered = json!({"metadata": {"b": 2, "a": 1}, "message": "go", "sessionId": "s1"});
         assert_eq!(send("k1", reordered).await, (200, first));
         let (status, conflict) = send("k1", json!({"sessionId": "s1", "message": "other"})).await;
-        assert_eq!((status, conflict["code"].as_str()), (409, Some("IDEMPOTENCY_CONFLICT")));
+        assert_eq!(
+            (status, conflict["code"].as_str()),
+            (409, Some("IDEMPOTENCY_CONFLICT"))
+        );
         let (status, ended) = send("k2", body).await;
-        assert_eq!((status, ended["code"].as_str()), (409, Some("ALREADY_COMPLETED")));
+        assert_eq!(
+            (status, ended["code"].as_str()),
+            (409, Some("ALREADY_COMPLETED"))
+        );
     });
 }
 
@@ -185,7 +268,10 @@ fn an_idempotency_key_is_answered_before_the_status_is_looked_at() {
 fn an_interrupt_cuts_a_hanging_tool_and_a_resume_goes_on() {
     in_world(|| async {
         let model = scripted(|request| match turn(request) {
-            0 => calls(&[("c1", "note", json!({"note": "kept"})), ("c2", "hang", json!({"note": "lost"}))]),
+            0 => calls(&[
+                ("c1", "note", json!({"note": "kept"})),
+                ("c2", "hang", json!({"note": "lost"})),
+            ]),
             _ => text("went on"),
         });
         let client = client(open_mount(), move |_| vec![noter(model.clone())]);
@@ -198,41 +284,85 @@ fn an_interrupt_cuts_a_hanging_tool_and_a_resume_goes_on() {
             }
             yield_now().await;
         };
-        assert_eq!((status["status"].as_str(), status["isExecuting"].as_bool()), (Some("running"), Some(true)));
-        let (code, busy) = client.post("/agents/noter/start", json!({"sessionId": "s1", "message": "x"})).await;
-        assert_eq!((code, busy["code"].as_str()), (409, Some("ALREADY_RUNNING")));
+        assert_eq!(
+            (status["status"].as_str(), status["isExecuting"].as_bool()),
+            (Some("running"), Some(true))
+        );
+        let (code, busy) = client
+            .post(
+                "/agents/noter/start",
+                json!({"sessionId": "s1", "message": "x"}),
+            )
+            .await;
+        assert_eq!(
+            (code, busy["code"].as_str()),
+            (409, Some("ALREADY_RUNNING"))
+        );
         assert_eq!(busy["streamId"], status["streamId"]);
 
-        let (code, stop) =
-            client.post("/agents/noter/interrupt", json!({"sessionId": "s1", "reason": "enough"})).await;
+        let (code, stop) = client
+            .post(
+                "/agents/noter/interrupt",
+                json!({"sessionId": "s1", "reason": "enough"}),
+            )
+            .await;
         assert_eq!((code, stop["accepted"].as_bool()), (200, Some(true)));
         let settled = client.settled("noter", "s1").await;
         assert_eq!(settled["status"], "interrupted");
         let (_, snapshot) = client.get("/agents/noter/snapshot?sessionId=s1").await;
         assert_eq!(snapshot["state"]["notes"], json!(["kept"]));
-        assert!(snapshot["streamSequence"].as_i64().unwrap() > 0, "an interrupted session is pinned");
-        let (_, again) = client.post("/agents/noter/interrupt", json!({"sessionId": "s1"})).await;
+        assert!(
+            snapshot["streamSequence"].as_i64().unwrap() > 0,
+            "an interrupted session is pinned"
+        );
+        let (_, again) = client
+            .post("/agents/noter/interrupt", json!({"sessionId": "s1"}))
+            .await;
         assert_eq!(again["accepted"], false);
 
-        let (code, _) = client.post("/agents/noter/resume", json!({"sessionId": "s1"})).await;
+        let (code, _) = client
+            .post("/agents/noter/resume", json!({"sessionId": "s1"}))
+            .await;
         assert_eq!(code, 200);
         let settled = client.settled("noter", "s1").await;
-        assert_eq!((settled["status"].as_str(), settled["output"].as_str()), (Some("completed"), Some("went on")));
-        let (code, refused) = client.post("/agents/noter/resume", json!({"sessionId": "s1"})).await;
-        assert_eq!((code, refused["code"].as_str()), (409, Some("ALREADY_COMPLETED")));
-        let (code, _) =
-            client.post("/agents/noter/resume", json!({"sessionId": "s1", "message": "more"})).await;
+        assert_eq!(
+            (settled["status"].as_str(), settled["output"].as_str()),
+            (Some("completed"), Some("went on"))
+        );
+        let (code, refused) = client
+            .post("/agents/noter/resume", json!({"sessionId": "s1"}))
+            .await;
+        assert_eq!(
+            (code, refused["code"].as_str()),
+            (409, Some("ALREADY_COMPLETED"))
+        );
+        let (code, _) = client
+            .post(
+                "/agents/noter/resume",
+                json!({"sessionId": "s1", "message": "more"}),
+            )
+            .await;
         assert_eq!(code, 200);
         client.settled("noter", "s1").await;
 
         // A cursor of the first run is carried on through all later runs.
-        let (frames, _) = client.sse("/agents/noter/sse?sessionId=s1&fromSequence=0").await;
+        let (frames, _) = client
+            .sse("/agents/noter/sse?sessionId=s1&fromSequence=0")
+            .await;
         let kinds: Vec<_> = chunks(&frames)
             .iter()
             .map(|chunk| chunk["type"].as_str().unwrap().to_owned())
             .filter(|kind| kind.starts_with("run_"))
             .collect();
-        assert_eq!(kinds, ["run_started", "run_interrupted", "run_resumed", "run_resumed"]);
+        assert_eq!(
+            kinds,
+            [
+                "run_started",
+                "run_interrupted",
+                "run_resumed",
+                "run_resumed"
+            ]
+        );
     });
 }
 
@@ -242,18 +372,36 @@ fn an_abort_is_final() {
         let model = scripted(|_| calls(&[("c1", "hang", json!({"note": "x"}))]));
         let client = client(open_mount(), move |_| vec![noter(model.clone())]);
         start(&client, "s1").await;
-        let (_, stop) = client.post("/agents/noter/abort", json!({"sessionId": "s1"})).await;
+        let (_, stop) = client
+            .post("/agents/noter/abort", json!({"sessionId": "s1"}))
+            .await;
         assert_eq!(stop["accepted"], true);
         let (frames, _) = client.sse("/agents/noter/sse?sessionId=s1").await;
-        let Some(Frame::Error(error)) = frames.last() else { panic!("{frames:?}") };
-        assert_eq!((error.code.as_str(), error.recoverable), ("run_aborted", false));
+        let Some(Frame::Error(error)) = frames.last() else {
+            panic!("{frames:?}")
+        };
+        assert_eq!(
+            (error.code.as_str(), error.recoverable),
+            ("run_aborted", false)
+        );
         let (_, status) = client.get("/agents/noter/status?sessionId=s1").await;
-        assert_eq!((status["status"].as_str(), status["errorCode"].as_str()), (Some("failed"), Some("run_aborted")));
-        for body in [json!({"sessionId": "s1"}), json!({"sessionId": "s1", "message": "again"})] {
+        assert_eq!(
+            (status["status"].as_str(), status["errorCode"].as_str()),
+            (Some("failed"), Some("run_aborted"))
+        );
+        for body in [
+            json!({"sessionId": "s1"}),
+            json!({"sessionId": "s1", "message": "again"}),
+        ] {
             let (code, refused) = client.post("/agents/noter/resume", body).await;
-            assert_eq!((code, refused["code"].as_str()), (409, Some("ALREADY_COMPLETED")));
+            assert_eq!(
+                (code, refused["code"].as_str()),
+                (409, Some("ALREADY_COMPLETED"))
+            );
         }
-        let (code, again) = client.post("/agents/noter/abort", json!({"sessionId": "s1"})).await;
+        let (code, again) = client
+            .post("/agents/noter/abort", json!({"sessionId": "s1"}))
+            .await;
         assert_eq!((code, again["accepted"].as_bool()), (200, Some(false)));
     });
 }
@@ -280,7 +428,9 @@ fn an_evicted_session_goes_on_by_its_alarm_and_readers_see_no_gap() {
                 }
                 yield_now().await;
             }
-            let (frames, _) = client.sse("/agents/noter/sse?sessionId=s1&fromSequence=0").await;
+            let (frames, _) = client
+                .sse("/agents/noter/sse?sessionId=s1&fromSequence=0")
+                .await;
             let mut next = 1;
             for frame in &frames {
                 if let Frame::Chunk { sequence, .. } = frame {
@@ -288,9 +438,15 @@ fn an_evicted_session_goes_on_by_its_alarm_and_readers_see_no_gap() {
                     next += 1;
                 }
             }
-            let Some(Frame::End(end)) = frames.last() else { panic!("evicted at {at}: {frames:?}") };
+            let Some(Frame::End(end)) = frames.last() else {
+                panic!("evicted at {at}: {frames:?}")
+            };
             assert_eq!(end.output, Some(json!("all is noted now")));
-            assert_eq!(end.state, Some(json!({"notes": ["a", "b"], "count": 2})), "evicted at {at}");
+            assert_eq!(
+                end.state,
+                Some(json!({"notes": ["a", "b"], "count": 2})),
+                "evicted at {at}"
+            );
         }
         assert!(evicted > 20, "only {evicted} evictions happened");
     });
@@ -298,8 +454,14 @@ fn an_evicted_session_goes_on_by_its_alarm_and_readers_see_no_gap() {
 
 fn newest(client: &Client) -> u64 {
     use remote_agents::store::{SqlStore, Store as _};
-    let database = client.objects.database(&SessionId::parse("s1").unwrap()).unwrap();
-    SqlStore::new(database).session().unwrap().map_or(0, |record| record.last_sequence)
+    let database = client
+        .objects
+        .database(&SessionId::parse("s1").unwrap())
+        .unwrap();
+    SqlStore::new(database)
+        .session()
+        .unwrap()
+        .map_or(0, |record| record.last_sequence)
 }
 
 #[test]
@@ -323,10 +485,17 @@ fn a_failing_model_is_tried_again_visibly_and_then_fails_typed() {
         });
         let client = client(open_mount(), move |_| vec![noter(model.clone())]);
         start(&client, "s1").await;
-        let (frames, _) = client.sse("/agents/noter/sse?sessionId=s1&fromSequence=0").await;
-        let discarded = chunks(&frames).iter().filter(|chunk| chunk["type"] == "step_discarded").count();
+        let (frames, _) = client
+            .sse("/agents/noter/sse?sessionId=s1&fromSequence=0")
+            .await;
+        let discarded = chunks(&frames)
+            .iter()
+            .filter(|chunk| chunk["type"] == "step_discarded")
+            .count();
         assert_eq!((tries.get(), discarded), (4, 4));
-        let Some(Frame::Error(error)) = frames.last() else { panic!("{frames:?}") };
+        let Some(Frame::Error(error)) = frames.last() else {
+            panic!("{frames:?}")
+        };
         assert_eq!(error.code, "provider_error");
     });
 }
@@ -344,23 +513,35 @@ fn a_projected_mount_shows_state_through_the_projection_alone() {
             _ => text("done"),
         });
         let make = move |_: &Rc<LocalObjects>| {
-            vec![noter(model.clone()).with_tool(typed_tool("secret", "Writes a secret.", |context, _: Value| async move {
-                context.update(|state: &mut Notes| {
-                    state.notes.push("CANARY-7f3a".into());
-                    state.count += 1;
-                })?;
-                Ok(json!({"ok": true}))
-            }))]
+            vec![noter(model.clone()).with_tool(typed_tool(
+                "secret",
+                "Writes a secret.",
+                |context, _: Value| async move {
+                    context.update(|state: &mut Notes| {
+                        state.notes.push("CANARY-7f3a".into());
+                        state.count += 1;
+                    })?;
+                    Ok(json!({"ok": true}))
+                },
+            ))]
         };
         let projected = client(mount, make);
         start(&projected, "s1").await;
         let (frames, raw) = projected.sse("/agents/noter/sse?sessionId=s1").await;
-        let Some(Frame::End(end)) = frames.last() else { panic!("{frames:?}") };
+        let Some(Frame::End(end)) = frames.last() else {
+            panic!("{frames:?}")
+        };
         assert_eq!(end.state, Some(json!({"count": 1})));
         let mut all = raw;
         for action in ["status", "snapshot", "usage", "sse", "tree"] {
-            let response =
-                projected.send("GET", &format!("/agents/noter/{action}?sessionId=s1&fromSequence=0"), &[], "").await;
+            let response = projected
+                .send(
+                    "GET",
+                    &format!("/agents/noter/{action}?sessionId=s1&fromSequence=0"),
+                    &[],
+                    "",
+                )
+                .await;
             let bytes = response.into_body().collect(1 << 20).await.unwrap();
             all.push_str(std::str::from_utf8(&bytes).unwrap());
         }
@@ -368,8 +549,13 @@ fn a_projected_mount_shows_state_through_the_projection_alone() {
         assert!(!all.contains("state_patch"));
 
         // The same session on a raw mount has both: the test above can fail.
-        let raw_mount = Client { mount: Rc::new(open_mount()), objects: projected.objects.clone() };
-        let (_, raw) = raw_mount.sse("/agents/noter/sse?sessionId=s1&fromSequence=0").await;
+        let raw_mount = Client {
+            mount: Rc::new(open_mount()),
+            objects: projected.objects.clone(),
+        };
+        let (_, raw) = raw_mount
+            .sse("/agents/noter/sse?sessionId=s1&fromSequence=0")
+            .await;
         assert!(raw.contains("CANARY") && raw.contains("state_patch"));
     });
 }
@@ -382,7 +568,10 @@ fn family(lines: &Lines) -> (Client, Rc<LocalObjects>) {
         Rc::new(|objects: &Rc<LocalObjects>, runtime| {
             let grandchild = noter(two_notes());
             let model = scripted(|request| match turn(request) {
-                0 => calls(&[("n1", "note", json!({"note": "child"})), ("g1", "subagent__deep", json!({"message": "dig"}))]),
+                0 => calls(&[
+                    ("n1", "note", json!({"note": "child"})),
+                    ("g1", "subagent__deep", json!({"message": "dig"})),
+                ]),
                 _ => text("child is done"),
             });
             let transport = HttpTransport::new(
@@ -406,7 +595,8 @@ fn family(lines: &Lines) -> (Client, Rc<LocalObjects>) {
     let mount = Rc::new(Mount::new("/internal/agents").allow_unauthenticated());
     let far = producer.clone();
     let consumer = client_logging(open_mount(), lines, move |_| {
-        let runtime = remote_agents::native::LocalRuntime::new(1_700_000_000_000, Lines::default().sink());
+        let runtime =
+            remote_agents::native::LocalRuntime::new(1_700_000_000_000, Lines::default().sink());
         let transport = HttpTransport::new(
             Rc::new(MountFetch::new(mount.clone(), far.clone())) as Rc<dyn Fetch>,
             runtime,
@@ -440,8 +630,12 @@ fn family(lines: &Lines) -> (Client, Rc<LocalObjects>) {
 fn a_parent_forwards_folds_and_counts_its_whole_tree() {
     in_world(|| async {
         let (consumer, _) = family(&Lines::default());
-        let (status, body) =
-            consumer.post("/agents/parent/start", json!({"sessionId": "p", "message": "go"})).await;
+        let (status, body) = consumer
+            .post(
+                "/agents/parent/start",
+                json!({"sessionId": "p", "message": "go"}),
+            )
+            .await;
         assert_eq!(status, 200, "{body}");
         let (frames, _) = consumer.sse("/agents/parent/sse?sessionId=p").await;
         let chunks = chunks(&frames);
@@ -469,27 +663,48 @@ fn a_parent_forwards_folds_and_counts_its_whole_tree() {
             let sequence = chunk["remoteSource"]["childSequence"].as_u64().unwrap();
             assert!(seen.insert(sequence), "child chunk {sequence} stands twice");
         }
-        assert_eq!(seen.iter().copied().collect::<Vec<_>>(), (1..=seen.len() as u64).collect::<Vec<_>>());
-        assert!(chunks.iter().any(|chunk| chunk["agentId"] == grandchild.as_str() && chunk["type"] == "state_patch"));
+        assert_eq!(
+            seen.iter().copied().collect::<Vec<_>>(),
+            (1..=seen.len() as u64).collect::<Vec<_>>()
+        );
+        assert!(
+            chunks
+                .iter()
+                .any(|chunk| chunk["agentId"] == grandchild.as_str()
+                    && chunk["type"] == "state_patch")
+        );
 
         let order: Vec<&str> = chunks
             .iter()
             .filter(|chunk| chunk["agentId"] == "p")
             .filter_map(|chunk| chunk["type"].as_str())
-            .filter(|kind| kind.starts_with("subagent_") || kind.starts_with("tool_e") || *kind == "tool_start")
+            .filter(|kind| {
+                kind.starts_with("subagent_") || kind.starts_with("tool_e") || *kind == "tool_start"
+            })
             .collect();
-        assert_eq!(order, ["tool_start", "subagent_start", "subagent_end", "tool_end"]);
+        assert_eq!(
+            order,
+            ["tool_start", "subagent_start", "subagent_end", "tool_end"]
+        );
 
-        let Some(Frame::End(end)) = frames.last() else { panic!("{frames:?}") };
+        let Some(Frame::End(end)) = frames.last() else {
+            panic!("{frames:?}")
+        };
         assert_eq!(end.output, Some(json!("parent is done")));
-        assert_eq!(end.state.as_ref().unwrap()["folded"]["notes"], json!(["child"]));
+        assert_eq!(
+            end.state.as_ref().unwrap()["folded"]["notes"],
+            json!(["child"])
+        );
         let usage = end.usage.as_ref().unwrap();
         // parent 30 + 15, child 30 + 15, grandchild 75.
         assert_eq!(usage["tokens"]["total"], 165);
         assert_eq!(usage["partial"], false);
         let (_, read) = consumer.get("/agents/parent/usage?sessionId=p").await;
         assert_eq!(read["rollup"]["tokens"]["total"], 165);
-        assert_eq!(read["rollup"]["subAgents"]["sessions"][0]["subSessionId"], child.as_str());
+        assert_eq!(
+            read["rollup"]["subAgents"]["sessions"][0]["subSessionId"],
+            child.as_str()
+        );
     });
 }
 
@@ -499,7 +714,12 @@ fn an_evicted_parent_reattaches_and_nothing_is_doubled() {
         let mut evicted = 0;
         for at in (1..70u64).step_by(3) {
             let (consumer, producer) = family(&Lines::default());
-            consumer.post("/agents/parent/start", json!({"sessionId": "p", "message": "go"})).await;
+            consumer
+                .post(
+                    "/agents/parent/start",
+                    json!({"sessionId": "p", "message": "go"}),
+                )
+                .await;
             let session = SessionId::parse("p").unwrap();
             for _ in 0..10_000 {
                 use remote_agents::store::{SqlStore, Store as _};
@@ -512,15 +732,31 @@ fn an_evicted_parent_reattaches_and_nothing_is_doubled() {
                 }
                 yield_now().await;
             }
-            let (frames, _) = consumer.sse("/agents/parent/sse?sessionId=p&fromSequence=0").await;
-            let Some(Frame::End(end)) = frames.last() else { panic!("evicted at {at}: {frames:?}") };
+            let (frames, _) = consumer
+                .sse("/agents/parent/sse?sessionId=p&fromSequence=0")
+                .await;
+            let Some(Frame::End(end)) = frames.last() else {
+                panic!("evicted at {at}: {frames:?}")
+            };
             assert_eq!(end.output, Some(json!("parent is done")));
-            assert_eq!(end.state.as_ref().unwrap()["folded"]["notes"], json!(["child"]));
+            assert_eq!(
+                end.state.as_ref().unwrap()["folded"]["notes"],
+                json!(["child"])
+            );
             let mut seen = std::collections::BTreeSet::new();
-            for chunk in chunks(&frames).iter().filter(|chunk| chunk.get("remoteSource").is_some()) {
+            for chunk in chunks(&frames)
+                .iter()
+                .filter(|chunk| chunk.get("remoteSource").is_some())
+            {
                 let source = &chunk["remoteSource"];
-                let key = (source["childSessionId"].to_string(), source["childSequence"].as_u64());
-                assert!(seen.insert(key.clone()), "evicted at {at}: {key:?} stands twice");
+                let key = (
+                    source["childSessionId"].to_string(),
+                    source["childSequence"].as_u64(),
+                );
+                assert!(
+                    seen.insert(key.clone()),
+                    "evicted at {at}: {key:?} stands twice"
+                );
             }
             // The child was begun once per call that survived; a discarded answer's call is none.
             assert!(producer.sessions().len() <= 4, "{:?}", producer.sessions());
@@ -536,14 +772,26 @@ fn unknown_sessions_leave_nothing_behind() {
         let (status, body) = client.get("/agents/noter/status?sessionId=nobody").await;
         assert_eq!((status, body["code"].as_str()), (404, Some("NOT_FOUND")));
         let (status, body) = client
-            .post("/agents/noter/start", json!({"sessionId": "bad", "message": "m", "state": {"count": "x"}}))
+            .post(
+                "/agents/noter/start",
+                json!({"sessionId": "bad", "message": "m", "state": {"count": "x"}}),
+            )
             .await;
         assert_eq!((status, body["field"].as_str()), (400, Some("state")));
         use remote_agents::store::Database as _;
         for session in ["nobody", "bad"] {
-            let database = client.objects.database(&SessionId::parse(session).unwrap()).unwrap();
-            let tables = database.query("SELECT count(*) FROM sqlite_master", &[]).unwrap();
-            assert_eq!(tables, [[remote_agents::store::SqlValue::Integer(0)]], "{session}");
+            let database = client
+                .objects
+                .database(&SessionId::parse(session).unwrap())
+                .unwrap();
+            let tables = database
+                .query("SELECT count(*) FROM sqlite_master", &[])
+                .unwrap();
+            assert_eq!(
+                tables,
+                [[remote_agents::store::SqlValue::Integer(0)]],
+                "{session}"
+            );
         }
         let _ = Duration::ZERO;
     });

@@ -9,7 +9,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream;
-use remote_agents::agent::model::{LanguageModel, ModelError, ModelEvent, ModelRequest, ModelStream, StopReason};
+use remote_agents::agent::model::{
+    LanguageModel, ModelError, ModelEvent, ModelRequest, ModelStream, StopReason,
+};
 use remote_agents::http::{Body, Response};
 use remote_agents::mount::{Mount, serve};
 use remote_agents::native::{LocalObjects, LogSink};
@@ -21,10 +23,16 @@ use serde_json::{Value, json};
 
 /// Runs a test on one thread with a virtual clock: a wait is over as soon as nothing else can run.
 pub fn in_world<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + 'static) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
     let local = tokio::task::LocalSet::new();
     // The test is a task among the others: the one that blocks is polled far more seldom.
-    local.block_on(&runtime, async move { tokio::task::spawn_local(test()).await.unwrap() });
+    local.block_on(&runtime, async move {
+        tokio::task::spawn_local(test()).await.unwrap()
+    });
 }
 
 /// What a scripted model answers to a conversation.
@@ -48,7 +56,9 @@ impl LanguageModel for Scripted {
     }
 }
 
-pub fn scripted(script: impl Fn(&ModelRequest) -> Vec<Result<ModelEvent, ModelError>> + 'static) -> Rc<dyn LanguageModel> {
+pub fn scripted(
+    script: impl Fn(&ModelRequest) -> Vec<Result<ModelEvent, ModelError>> + 'static,
+) -> Rc<dyn LanguageModel> {
     Rc::new(Scripted(Rc::new(script)))
 }
 
@@ -64,9 +74,16 @@ pub fn turn(request: &ModelRequest) -> usize {
 }
 
 pub fn text(words: &str) -> Vec<Result<ModelEvent, ModelError>> {
-    let mut events: Vec<_> =
-        words.split_inclusive(' ').map(|word| Ok(ModelEvent::TextDelta(word.to_owned()))).collect();
-    events.push(Ok(ModelEvent::Usage(Tokens { prompt: 10, completion: 5, total: 15, ..Tokens::default() })));
+    let mut events: Vec<_> = words
+        .split_inclusive(' ')
+        .map(|word| Ok(ModelEvent::TextDelta(word.to_owned())))
+        .collect();
+    events.push(Ok(ModelEvent::Usage(Tokens {
+        prompt: 10,
+        completion: 5,
+        total: 15,
+        ..Tokens::default()
+    })));
     events.push(Ok(ModelEvent::Stop(StopReason::EndTurn)));
     events
 }
@@ -74,14 +91,29 @@ pub fn text(words: &str) -> Vec<Result<ModelEvent, ModelError>> {
 pub fn calls(calls: &[(&str, &str, Value)]) -> Vec<Result<ModelEvent, ModelError>> {
     let mut events = Vec::new();
     for (index, (id, name, arguments)) in calls.iter().enumerate() {
-        events.push(Ok(ModelEvent::ToolCallStart { index, id: (*id).into(), name: (*name).into() }));
+        events.push(Ok(ModelEvent::ToolCallStart {
+            index,
+            id: (*id).into(),
+            name: (*name).into(),
+        }));
         let json = arguments.to_string();
         let (left, right) = json.split_at(json.len() / 2);
-        events.push(Ok(ModelEvent::ToolCallDelta { index, delta: left.into() }));
-        events.push(Ok(ModelEvent::ToolCallDelta { index, delta: right.into() }));
+        events.push(Ok(ModelEvent::ToolCallDelta {
+            index,
+            delta: left.into(),
+        }));
+        events.push(Ok(ModelEvent::ToolCallDelta {
+            index,
+            delta: right.into(),
+        }));
         events.push(Ok(ModelEvent::ToolCallEnd { index }));
     }
-    events.push(Ok(ModelEvent::Usage(Tokens { prompt: 20, completion: 10, total: 30, ..Tokens::default() })));
+    events.push(Ok(ModelEvent::Usage(Tokens {
+        prompt: 20,
+        completion: 10,
+        total: 30,
+        ..Tokens::default()
+    })));
     events.push(Ok(ModelEvent::Stop(StopReason::ToolUse)));
     events
 }
@@ -109,12 +141,23 @@ pub struct Client {
 }
 
 impl Client {
-    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Response {
+    pub async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Response {
         let mut request = http::Request::builder().method(method).uri(path);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        serve(&self.mount, &*self.objects, request.body(body.into()).unwrap()).await
+        serve(
+            &self.mount,
+            &*self.objects,
+            request.body(body.into()).unwrap(),
+        )
+        .await
     }
 
     pub async fn post(&self, path: &str, body: Value) -> (u16, Value) {
@@ -132,7 +175,9 @@ impl Client {
         let mut decoder = Decoder::new();
         let mut frames = Vec::new();
         let mut raw = Vec::new();
-        let Body::Stream(mut body) = response.into_body() else { panic!("a stream was expected") };
+        let Body::Stream(mut body) = response.into_body() else {
+            panic!("a stream was expected")
+        };
         while let Some(part) = body.next().await {
             let part = part.unwrap();
             raw.extend_from_slice(&part);
@@ -149,8 +194,12 @@ impl Client {
     /// Waits until the session is not running any more.
     pub async fn settled(&self, agent_type: &str, session: &str) -> Value {
         let base = self.base();
-        let (_, _) = self.sse(&format!("{base}/{agent_type}/sse?sessionId={session}")).await;
-        let (status, body) = self.get(&format!("{base}/{agent_type}/status?sessionId={session}")).await;
+        let (_, _) = self
+            .sse(&format!("{base}/{agent_type}/sse?sessionId={session}"))
+            .await;
+        let (status, body) = self
+            .get(&format!("{base}/{agent_type}/status?sessionId={session}"))
+            .await;
         assert_eq!(status, 200);
         body
     }
@@ -163,7 +212,10 @@ impl Client {
 pub async fn read(response: Response) -> (u16, Value) {
     let status = response.status().as_u16();
     let bytes = response.into_body().collect(64 << 20).await.unwrap();
-    (status, serde_json::from_slice(&bytes).unwrap_or(json!(String::from_utf8_lossy(&bytes))))
+    (
+        status,
+        serde_json::from_slice(&bytes).unwrap_or(json!(String::from_utf8_lossy(&bytes))),
+    )
 }
 
 pub async fn pass(duration: Duration) {

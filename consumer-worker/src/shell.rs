@@ -1,0 +1,111 @@
+//! The Worker: its object class, its bindings, its mount, and the way to its children's state.
+//!
+//! `/agents` is the writer with the key. `/api/child-snapshot` and `/api/child-usage` read what
+//! lives in the other service ([`crate::proxy`]). Nothing else is here, and nothing of a caller's
+//! request goes to the other service.
+
+#![allow(missing_docs)] // `durable_object` writes methods without documentation.
+
+use std::rc::Rc;
+
+use remote_agents::agent::model_by_name;
+use remote_agents::cloudflare::{
+    self, DurableObjects, ObjectHost, WorkerRuntime, service_binding_transport, variable,
+};
+use remote_agents::http::refusal;
+use remote_agents::mount::{Auth, Mount};
+use remote_agents::platform::Runtime;
+use remote_agents::protocol::ids::AgentType;
+use remote_agents::{Agents, Error, Result};
+use worker::{
+    Context, DurableObject, Env, Fetcher, ObjectNamespace, Request, Response, State,
+    durable_object, event,
+};
+
+use crate::proxy::{ChildProxy, Reading};
+use crate::{agents, writer};
+
+/// The binding of the objects.
+const OBJECTS: &str = "AGENTS";
+
+/// The binding to the other service.
+const PRODUCER: &str = "PRODUCER";
+
+/// The other service's raw mount.
+const PRODUCER_MOUNT: &str = "/internal/agents";
+
+/// This service's mount.
+const PUBLIC: &str = "/agents";
+
+/// One session of the writer.
+#[durable_object(alarm)]
+pub struct ConsumerAgents(ObjectHost);
+
+impl DurableObject for ConsumerAgents {
+    fn new(state: State, env: Env) -> Self {
+        Self(ObjectHost::new(state, &env, hosted))
+    }
+
+    async fn fetch(&self, request: Request) -> worker::Result<Response> {
+        Ok(self.0.fetch(request).await)
+    }
+
+    async fn alarm(&self) -> worker::Result<Response> {
+        Ok(self.0.alarm().await)
+    }
+}
+
+/// The agents of an object, with the model that the deployment names.
+fn hosted(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
+    let provider = variable(env, "MODEL_PROVIDER").unwrap_or_else(|| "offline".to_owned());
+    let planner = AgentType::parse(writer::RESEARCH_AGENT_TYPE)?;
+    let planner = service_binding_transport(producer(env)?, PRODUCER_MOUNT, planner, runtime);
+    agents::agents(model_by_name(&provider)?, planner)
+}
+
+fn objects(env: &Env) -> Result<ObjectNamespace> {
+    env.durable_object(OBJECTS)
+        .map_err(|error| Error::internal(format!("the binding {OBJECTS}: {error}")))
+}
+
+fn producer(env: &Env) -> Result<Fetcher> {
+    env.service(PRODUCER)
+        .map_err(|error| Error::internal(format!("the binding {PRODUCER}: {error}")))
+}
+
+#[event(fetch)]
+async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<Response> {
+    Ok(serve(&request, &env, &context)
+        .await
+        .unwrap_or_else(|error| cloudflare::answer(refusal(&error))))
+}
+
+async fn serve(request: &Request, env: &Env, context: &Context) -> Result<Response> {
+    let agent_type = AgentType::parse(writer::AGENT_TYPE)?;
+    let mount = Mount::new(PUBLIC)
+        .with_agents([agent_type.clone()])
+        .with_auth(Auth::Bearer(variable(env, "API_KEY")));
+    let objects = objects(env)?;
+    let Some(reading) = Reading::of_path(&request.path()) else {
+        return Ok(cloudflare::serve(&mount, &objects, request).await);
+    };
+    let runtime: Rc<dyn Runtime> = Rc::new(WorkerRuntime::new(context));
+    let binding = producer(env)?;
+    let proxy = ChildProxy {
+        mount: &mount,
+        base_path: PUBLIC,
+        agent_type: &agent_type,
+        objects: &DurableObjects::new(objects),
+        children: &|child_type| {
+            service_binding_transport(
+                binding.clone(),
+                PRODUCER_MOUNT,
+                child_type,
+                Rc::clone(&runtime),
+            )
+        },
+    };
+    Ok(cloudflare::answer(
+        proxy.answer(reading, &cloudflare::head(request)?).await,
+    ))
+}

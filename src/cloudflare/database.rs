@@ -1,0 +1,118 @@
+//! A Durable Object's SQLite as a [`Database`].
+//!
+//! Writes outside [`Database::transaction`] are not atomic together on this platform, so whoever
+//! writes more than one row opens one. Statements and rows are read eagerly: a cursor here is live
+//! and must not outlive the turn.
+
+use js_sys::Array;
+use wasm_bindgen::{JsCast as _, JsValue};
+
+use super::ffi::{self, RawSql, RawStorage};
+use crate::error::{Error, Result};
+use crate::protocol::ids::MAX_SAFE_INTEGER;
+use crate::store::{Database, SqlValue};
+
+/// The SQLite of one Durable Object.
+///
+/// The platform binds every number as a double. A whole one becomes an integer again in a column
+/// of INTEGER affinity and in every comparison; in an expression that looks at the type itself
+/// (`json_object`, `||`, `typeof`, division) it needs `CAST(? AS INTEGER)`.
+#[derive(Clone, Debug)]
+pub struct DurableDatabase {
+    storage: RawStorage,
+    sql: RawSql,
+}
+
+impl DurableDatabase {
+    /// The database of the object with this storage.
+    ///
+    /// # Errors
+    /// `INTERNAL` when the object's class is not SQLite-backed.
+    pub(super) fn new(storage: RawStorage) -> Result<Self> {
+        let sql = storage
+            .sql()
+            .map_err(|thrown| failed("the object has no SQLite", &thrown))?;
+        Ok(Self { storage, sql })
+    }
+}
+
+impl Database for DurableDatabase {
+    fn query(&self, sql: &str, parameters: &[SqlValue]) -> Result<Vec<Vec<SqlValue>>> {
+        let bindings = Array::new();
+        for parameter in parameters {
+            bindings.push(&to_js(parameter)?);
+        }
+        let rows = self
+            .sql
+            .exec(sql, bindings)
+            .and_then(|cursor| cursor.raw())
+            .and_then(|rows| rows.to_array());
+        let rows = rows.map_err(|thrown| failed("SQL", &thrown))?;
+        rows.iter()
+            .map(|row| {
+                row.unchecked_into::<Array>()
+                    .iter()
+                    .map(|value| from_js(&value))
+                    .collect()
+            })
+            .collect()
+    }
+
+    fn transaction(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let mut refusal = None;
+        let outcome = self.storage.transaction_sync(&mut || match work() {
+            Ok(()) => Ok(JsValue::UNDEFINED),
+            Err(error) => {
+                // A thrown value is what rolls back; the typed error stays on this side.
+                refusal = Some(error);
+                Err(JsValue::from_str("rolled back"))
+            }
+        });
+        match (refusal, outcome) {
+            (Some(error), _) => Err(error),
+            (None, Ok(_)) => Ok(()),
+            (None, Err(thrown)) => Err(failed("transaction", &thrown)),
+        }
+    }
+}
+
+fn failed(what: &str, thrown: &JsValue) -> Error {
+    Error::internal(format!("{what}: {}", ffi::message(thrown)))
+}
+
+/// Numbers that a double holds exactly; the cast is lossless within this bound.
+fn is_exact(number: f64) -> bool {
+    number.fract() == 0.0 && number.abs() <= MAX_SAFE_INTEGER as f64
+}
+
+fn to_js(value: &SqlValue) -> Result<JsValue> {
+    match value {
+        SqlValue::Null => Ok(JsValue::NULL),
+        SqlValue::Integer(number) if number.unsigned_abs() <= MAX_SAFE_INTEGER => {
+            Ok(JsValue::from_f64(*number as f64))
+        }
+        SqlValue::Integer(number) => Err(Error::internal(format!(
+            "SQL: the integer {number} is not below 2^53"
+        ))),
+        SqlValue::Real(number) => Ok(JsValue::from_f64(*number)),
+        SqlValue::Text(text) => Ok(JsValue::from_str(text)),
+    }
+}
+
+fn from_js(value: &JsValue) -> Result<SqlValue> {
+    if let Some(text) = value.as_string() {
+        Ok(SqlValue::Text(text))
+    } else if let Some(number) = value.as_f64() {
+        Ok(if is_exact(number) {
+            SqlValue::Integer(number as i64)
+        } else {
+            SqlValue::Real(number)
+        })
+    } else if value.is_null() {
+        Ok(SqlValue::Null)
+    } else {
+        Err(Error::internal(
+            "SQL: a row holds a value that is neither text, number nor NULL",
+        ))
+    }
+}

@@ -1,0 +1,45 @@
+//! The Cloudflare shell: Durable Objects, service bindings and Workers' HTTP.
+//!
+//! It decides nothing about sessions; it carries requests, rows, time and bytes between the
+//! platform and the library. Two rules hold in every file: nothing panics, because one panic takes
+//! down all objects of an isolate, and no platform method that can throw is called without `catch`.
+
+mod convert;
+mod database;
+mod fetch;
+mod ffi;
+mod mount;
+mod object;
+mod panics;
+mod runtime;
+mod stream;
+
+pub use database::DurableDatabase;
+pub use fetch::{
+    BindingFetch, DurableObjects, GlobalFetch, object_stub_transport, service_binding_transport,
+};
+pub use mount::serve;
+pub use object::ObjectHost;
+pub use runtime::{DurableRuntime, WorkerRuntime};
+
+use crate::http::{Request, Response};
+
+/// A variable or secret of a Worker; `None` when it is not set.
+#[must_use]
+pub fn variable(env: &worker::Env, name: &str) -> Option<String> {
+    env.var(name).ok().map(|value| value.to_string())
+}
+
+/// A request's head as the library reads it, for routes of a Worker's own.
+///
+/// # Errors
+/// `VALIDATION_ERROR` when the method or the address cannot be read.
+pub fn head(request: &worker::Request) -> crate::Result<Request> {
+    convert::head(request.inner()).map(|head| head.map(|()| bytes::Bytes::new()))
+}
+
+/// An answer of the library as a Worker sends it.
+#[must_use]
+pub fn answer(response: Response) -> worker::Response {
+    convert::answer(response, None)
+}
