@@ -140,6 +140,9 @@ impl Producer {
             }
             if !bodies.is_empty() {
                 self.apply_in(epoch, |session, now| session.stream(bodies, ids, now))?;
+                // A model that never waits for anything would keep the platform from moving bytes: a
+                // timer lets the event loop turn, so that events leave as they are written.
+                self.runtime.sleep(Duration::ZERO).await;
             }
             if let Some(error) = failed {
                 return self.discard(epoch, agent, &answer, error);
