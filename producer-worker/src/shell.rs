@@ -14,7 +14,6 @@ use remote_agents::cloudflare::{self, ObjectHost, object_stub_transport, variabl
 use remote_agents::http::refusal;
 use remote_agents::mount::{Auth, Mount, Projection};
 use remote_agents::platform::Runtime;
-use remote_agents::protocol::BODY_LIMIT;
 use remote_agents::protocol::ids::AgentType;
 use remote_agents::{Agents, Error, Result};
 use serde::Deserialize;
@@ -33,10 +32,6 @@ const INTERNAL: &str = "/internal/agents";
 
 /// The projected mount.
 const PUBLIC: &str = "/agents";
-
-/// What a child's start carries beside the request that caused it (its parent, and longer ids), in
-/// bytes. Without this, a body that the consumer's mount just took could be too large here.
-const CHILD_HEADROOM: usize = 8 * 1024;
 
 /// One session of the planner or of a researcher.
 #[durable_object(alarm)]
@@ -109,8 +104,7 @@ fn internal_mount() -> Result<Mount> {
     ];
     Ok(Mount::new(INTERNAL)
         .with_agents(types)
-        .allow_unauthenticated()
-        .with_body_limit(BODY_LIMIT.saturating_add(CHILD_HEADROOM)))
+        .allow_unauthenticated())
 }
 
 fn public_mount(env: &Env) -> Result<Mount> {
