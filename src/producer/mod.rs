@@ -1,7 +1,7 @@
 //! The driver of one session: it feeds the machine, commits what the machine says, and publishes.
 //!
 //! One [`Producer`] lives in one object. The store is the truth; what is held in memory is a cache
-//! that may vanish at any await. Every change goes through [`Producer::apply`]: compute a
+//! that may vanish at any await. Every change goes through `Producer::apply`: compute a
 //! transition, commit it, swap the session, in one synchronous block. A chunk reaches readers only
 //! after its commit is durable (section 4 of the contract).
 

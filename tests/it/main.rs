@@ -10,6 +10,7 @@
     unreachable_pub
 )]
 
+mod house;
 mod routes;
 mod session;
 mod support;
