@@ -318,10 +318,11 @@ fn dependencies(manifest: &str) -> BTreeSet<String> {
     for line in manifest.lines() {
         if line.starts_with('[') {
             is_inside = line.ends_with("dependencies]");
-        } else if let (true, Some((name, _))) = (is_inside, line.split_once([' ', '.', '='])) {
-            if !name.is_empty() && !name.starts_with('#') {
-                names.insert(name.to_owned());
-            }
+        } else if is_inside
+            && !line.starts_with('#')
+            && let Some((name, _)) = line.split_once([' ', '.', '='])
+        {
+            names.insert(name.to_owned());
         }
     }
     names
