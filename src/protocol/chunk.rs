@@ -146,7 +146,7 @@ pub enum ChunkBody {
         step_count: u64,
         /// The checkpoint that was written with it.
         checkpoint_id: String,
-        /// The last promoted patch ordinal; absent when there was none.
+        /// The last promoted patch ordinal; 0 when there was none. Old peers leave it out.
         #[serde(skip_serializing_if = "Option::is_none")]
         patch_ordinal: Option<u64>,
     },
