@@ -431,10 +431,7 @@ impl CallHost for CallSide {
     }
 
     fn announced(&self, session_id: &str, agent_type: Option<&str>) -> Result<bool> {
-        match agent_type {
-            Some(agent_type) => self.producer.store.announced(session_id, agent_type),
-            None => self.producer.store.announced(session_id, ""),
-        }
+        self.producer.store.announced(session_id, agent_type)
     }
 
     fn note(&self, child: &SessionId, message: &str) {

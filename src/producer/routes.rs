@@ -389,7 +389,7 @@ impl Producer {
             .store
             .sub_session(id.as_str())?
             .is_some_and(|child| child.agent_type.as_str() == sub_type);
-        if direct || self.store.announced(&sub, &sub_type)? {
+        if direct || self.store.announced(&sub, Some(&sub_type))? {
             Ok(json_answer(200, &json!({})))
         } else {
             Err(Error::not_found())

@@ -276,7 +276,7 @@ fn assert_finds_nothing(store: &dyn Store) {
     assert!(!store.tool_call_id_used("a").unwrap());
     assert!(store.sub_sessions().unwrap().is_empty());
     assert_eq!(store.sub_session("c").unwrap(), None);
-    assert!(!store.announced("c", "t").unwrap());
+    assert!(!store.announced("c", Some("t")).unwrap());
     assert!(store.usage().unwrap().is_empty());
     assert_eq!(store.idempotency("k").unwrap(), None);
 }

@@ -4,7 +4,7 @@
 //! log than it returns, but for the rows at its two ends. Sections 4 and 7 of the contract.
 
 use super::rows::{INLINE_BYTES, Place, Row, integer, malformed, text};
-use super::{ChunkPage, Database, PageLimit};
+use super::{ChunkPage, Database, PageLimit, SqlValue};
 use crate::error::{Error, Result};
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::ids::{MAX_SAFE_INTEGER, Sequence};
@@ -87,11 +87,11 @@ pub(super) fn page(
 pub(super) fn announced(
     database: &dyn Database,
     sub_session_id: &str,
-    agent_type: &str,
+    agent_type: Option<&str>,
 ) -> Result<bool> {
     let found = database.query(
-        "SELECT 1 FROM ra_announced WHERE sub_session_id = ? AND agent_type = ?",
-        &[text(sub_session_id), text(agent_type)],
+        "SELECT 1 FROM ra_announced WHERE sub_session_id = ?1 AND agent_type = coalesce(?2, agent_type)",
+        &[text(sub_session_id), agent_type.map_or(SqlValue::Null, text)],
     )?;
     Ok(!found.is_empty())
 }

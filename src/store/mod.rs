@@ -137,8 +137,9 @@ pub trait Store {
     /// One child's ref.
     fn sub_session(&self, id: &str) -> Result<Option<SubSessionRecord>>;
 
-    /// Whether the log holds a `subagent_start` that announces this child with this type.
-    fn announced(&self, sub_session_id: &str, agent_type: &str) -> Result<bool>;
+    /// Whether the log holds a `subagent_start` that announces this child, with this type where one
+    /// is given.
+    fn announced(&self, sub_session_id: &str, agent_type: Option<&str>) -> Result<bool>;
 
     /// All usage entries, in order.
     fn usage(&self) -> Result<Vec<UsageRecord>>;

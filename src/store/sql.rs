@@ -144,7 +144,7 @@ impl Store for SqlStore {
         self.read(|database| read::sub_session(database, id))
     }
 
-    fn announced(&self, sub_session_id: &str, agent_type: &str) -> Result<bool> {
+    fn announced(&self, sub_session_id: &str, agent_type: Option<&str>) -> Result<bool> {
         self.read(|database| log::announced(database, sub_session_id, agent_type))
     }
 

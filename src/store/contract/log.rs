@@ -138,11 +138,13 @@ pub(super) fn announced_children_are_found(subject: Subject<'_>) {
             chunks: list.iter().map(Value::to_string).collect(),
         }],
     );
-    assert!(store.announced("child", "planner").unwrap());
-    assert!(store.announced("grandchild", "reader").unwrap());
-    assert!(!store.announced("child", "reader").unwrap());
-    assert!(!store.announced("fake", "reader").unwrap());
-    assert!(!store.announced("said", "reader").unwrap());
-    assert!(!store.announced("ended", "reader").unwrap());
+    assert!(store.announced("child", Some("planner")).unwrap());
+    assert!(store.announced("grandchild", Some("reader")).unwrap());
+    assert!(!store.announced("child", Some("reader")).unwrap());
+    assert!(store.announced("grandchild", None).unwrap());
+    assert!(!store.announced("fake", None).unwrap());
+    assert!(!store.announced("fake", Some("reader")).unwrap());
+    assert!(!store.announced("said", Some("reader")).unwrap());
+    assert!(!store.announced("ended", Some("reader")).unwrap());
     assert_eq!(read(&*store, 0, 100, ALL).len(), list.len());
 }
