@@ -15,9 +15,9 @@ use serde_json::{Map, Value};
 /// The state field that documents come in by.
 pub const DOCUMENTS: &str = "documents";
 
-/// The largest set of documents, in bytes of JSON: the documents are handed down in a body of
-/// their own, which has to fit the same limit together with ids, topic and labels.
-pub const LIMIT: usize = BODY_LIMIT - 16 * 1024;
+/// The largest set of documents, in bytes of JSON: they are handed down in a body of their own,
+/// which has to fit the same limit.
+pub const LIMIT: usize = BODY_LIMIT;
 
 /// The longest id of a document, in characters.
 const LONGEST_ID: usize = 200;

@@ -48,11 +48,11 @@ fn planner_state() -> Value {
     json!({ "phase": "done", "topic": "x", "threads": [1, 2], "findings": [1, 2, 3], "more": "CANARY" })
 }
 
+/// A call's arguments and the state that it handed down.
+type Call = (Value, Map<String, Value>);
+
 /// Runs a writer whose research says this; the arguments and states that the research was given.
-fn write(
-    session: &mut Session,
-    result: Result<Value, &str>,
-) -> (Outcome, Vec<(Value, Map<String, Value>)>) {
+fn write(session: &mut Session, result: Result<Value, &str>) -> (Outcome, Vec<Call>) {
     let mut given = Vec::new();
     let outcome = session.run(&mut |sub, arguments, state| {
         assert_eq!(

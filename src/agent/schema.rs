@@ -11,8 +11,11 @@ use serde_json::{Map, Value, json};
 pub struct Shape {
     schema: Rc<Value>,
     initial: Rc<Value>,
-    check: Rc<dyn Fn(&Value) -> Result<(), String>>,
+    check: Check,
 }
+
+/// Says what is wrong with a value.
+type Check = Rc<dyn Fn(&Value) -> Result<(), String>>;
 
 impl Shape {
     /// Any JSON object.

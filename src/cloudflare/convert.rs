@@ -31,6 +31,15 @@ pub(super) fn head(request: &web_sys::Request) -> Result<http::Request<()>> {
     Ok(head)
 }
 
+/// What tells that the sender of a request has gone. Without its compatibility flag it may be
+/// missing, or never tell.
+pub(super) fn signal(request: &web_sys::Request) -> Option<web_sys::AbortSignal> {
+    js_sys::Reflect::get(request, &"signal".into())
+        .ok()?
+        .dyn_into()
+        .ok()
+}
+
 /// Parses an address. The platform leaves a few characters as they are that the parser refuses.
 fn uri(text: &str) -> Option<Uri> {
     let text = text.split('#').next()?;

@@ -49,7 +49,7 @@ pub async fn serve(
             Ok(response) => mount.finish(&agent_type, action, response).await,
             Err(detail) => refused(mount, &Error::internal(detail)),
         };
-        return convert::answer(response, Some(&request.signal()));
+        return convert::answer(response, convert::signal(request).as_ref());
     }
     let mut headers = convert::headers(&answer.headers());
     mount.stamp(&mut headers);

@@ -95,13 +95,13 @@ impl ObjectHost {
 
     /// Answers a request that a mount or another object of the same Worker sent.
     pub async fn fetch(&self, request: worker::Request) -> worker::Response {
-        let signal = request.inner().signal();
+        let signal = convert::signal(request.inner());
         let producer = match &self.producer {
             Ok(producer) => producer,
             Err(error) => return convert::answer(refusal(error), None),
         };
         match read(request.inner()).await {
-            Ok(request) => convert::answer(producer.handle(request).await, Some(&signal)),
+            Ok(request) => convert::answer(producer.handle(request).await, signal.as_ref()),
             Err(error) => convert::answer(refusal(&error), None),
         }
     }

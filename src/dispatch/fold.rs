@@ -8,10 +8,10 @@ use std::io;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::CallFailure;
 use crate::agent::Shape;
 use crate::error::Code;
 use crate::protocol::usage::{RollupOrigin, UsageRollup};
+use crate::session::CallFailure;
 use crate::store::{SubStatus, ToolOutcome};
 
 /// What a call came to, for the session that made it to commit together with the tool's result.

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::fold::{bounded_state, checked_output, rollup};
 use super::recovery::{Draft, Fold};
-use super::{Abandon, CallFailure, Effect, Event};
+use super::{Abandon, Effect, Event};
 use crate::agent::{Shape, SubAgent};
 use crate::error::Code;
 use crate::protocol::chunk::RawChunk;
@@ -22,6 +22,7 @@ use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
 use crate::protocol::ids::{AgentType, Position, Sequence, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{SessionStatus, StartResponse};
 use crate::protocol::usage::RollupOrigin;
+use crate::session::CallFailure;
 use crate::store::SubRemote;
 use crate::transport::{RetryPolicy, TransportError};
 

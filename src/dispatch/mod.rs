@@ -17,7 +17,6 @@ mod tests;
 
 pub use child_id::{call_key, child_id};
 pub use effect::{Abandon, Effect, Event};
-pub use failure::CallFailure;
 pub use fold::{CallOutcome, message_for};
 pub use forward::{Announced, Forwarded, Forwarder};
 pub use machine::{Dispatch, Terms};

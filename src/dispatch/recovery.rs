@@ -7,13 +7,14 @@ use serde_json::Value;
 
 use super::fold::{checked_output, rollup};
 use super::machine::{Phase, Then, attach_instead, may_pass, retry_after};
-use super::{CallFailure, CallOutcome, Dispatch, Effect};
+use super::{CallOutcome, Dispatch, Effect};
 use crate::error::Code;
 use crate::protocol::ids::{StreamId, Timestamp};
 use crate::protocol::message::{
     SessionStatus, SnapshotResponse, StartResponse, StatusResponse, StopResponse, UsageResponse,
 };
 use crate::protocol::usage::{RollupOrigin, UsageRollup};
+use crate::session::CallFailure;
 use crate::transport::TransportError;
 
 /// A verdict with the folds that are still to be read.

@@ -13,6 +13,7 @@ use crate::agent::Shape;
 use crate::error::Code;
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::ids::{SessionId, StreamId};
+use crate::session::CallFailure;
 use crate::store::SubLocation::{self, Local, Remote};
 use crate::transport::TransportError;
 

@@ -29,7 +29,7 @@ use crate::protocol::request::{
     parse_start, parse_stop,
 };
 use crate::protocol::route::{Action, Route, agent_path, normalize_base, parse_path};
-use crate::protocol::{BODY_LIMIT, VERSION};
+use crate::protocol::{BODY_LIMIT, DISPATCH_HEADROOM, VERSION};
 use crate::transport::Fetch;
 use auth::Guard;
 use project::View;
@@ -222,7 +222,8 @@ impl Mount {
             return Err(refuse(Error::not_found()));
         }
         check_version(headers).map_err(refuse)?;
-        if action.is_post() && headers::content_length(headers) > self.body_limit as u64 {
+        let readable = readable(self.body_limit, action);
+        if action.is_post() && headers::content_length(headers) > readable as u64 {
             return Err(refuse(too_large(self.body_limit)));
         }
         Ok(self.admission(Next::Agent {
@@ -380,10 +381,14 @@ impl Admission {
         matches!(&self.next, Next::Agent { action, .. } if action.is_post())
     }
 
-    /// The largest body, in bytes.
+    /// The largest body that is worth reading, in bytes: the mount's limit, and for a start what a
+    /// dispatch may add.
     #[must_use]
     pub fn body_limit(&self) -> usize {
-        self.body_limit
+        match &self.next {
+            Next::Agent { action, .. } => readable(self.body_limit, *action),
+            Next::List(_) => self.body_limit,
+        }
     }
 
     /// Checks body and query and makes the object's request. `body` is empty where none is taken;
@@ -404,7 +409,10 @@ impl Admission {
             } => (agent_type, action, query, headers),
         };
         let body = if action.is_post() { body } else { Bytes::new() };
-        let made = if body.len() > self.body_limit {
+        let over = body.len() > self.body_limit;
+        let made = if over
+            && !(body.len() <= readable(self.body_limit, action) && is_dispatch(action, &body))
+        {
             Err(too_large(self.body_limit))
         } else {
             session_of(action, query.as_deref(), &headers, &body).and_then(|session_id| {
@@ -427,6 +435,19 @@ impl Admission {
         };
         made.map_err(|error| finished(refusal(&error), projected))
     }
+}
+
+/// The largest body that a mount with this limit may have to take.
+fn readable(limit: usize, action: Action) -> usize {
+    match action {
+        Action::Start => limit.saturating_add(DISPATCH_HEADROOM),
+        _ => limit,
+    }
+}
+
+/// Whether a start comes from a dispatch: it names its parent.
+fn is_dispatch(action: Action, body: &[u8]) -> bool {
+    action == Action::Start && parse_start(body).is_ok_and(|request| request.parent.is_some())
 }
 
 /// What goes to the object.

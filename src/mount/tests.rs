@@ -136,7 +136,8 @@ fn the_first_check_that_fails_is_the_one_that_answers() {
     let mount = public().with_body_limit(40);
     let right = ("authorization", "Bearer key");
     let later = ("x-remote-agents-version", "2");
-    let long = ("content-length", "41");
+    // A start may have to carry what a dispatch adds, so its length alone says less.
+    let long = ("content-length", "16425");
     let no = |method, path, pairs: &[_], status, code| {
         assert_refused(admit(&mount, method, path, pairs), status, code);
     };
@@ -189,12 +190,26 @@ fn the_first_check_that_fails_is_the_one_that_answers() {
 }
 
 #[test]
+fn only_a_dispatchs_start_may_go_over_the_limit_and_only_so_far() {
+    let mount = open().with_body_limit(40);
+    let start = |message: usize, parent: &str| {
+        let message = "m".repeat(message);
+        let body = format!("{{\"sessionId\":\"s\",\"message\":\"{message}\"{parent}}}");
+        forward(&mount, "POST", "/agents/a/start", &[], &body)
+    };
+    let parent = ",\"parent\":{\"sessionId\":\"p\",\"streamId\":\"st\",\"toolCallId\":\"c\"}";
+    assert_refused(start(40, ""), 413, "PAYLOAD_TOO_LARGE");
+    assert!(start(40, parent).is_ok());
+    assert_refused(start(17_000, parent), 413, "PAYLOAD_TOO_LARGE");
+}
+
+#[test]
 fn an_announced_length_is_believed_where_it_is_a_number_too_large() {
     let mount = open().with_body_limit(10);
     let announce =
         |method, path, length| admit(&mount, method, path, &[("content-length", length)]);
     for length in ["11", "99999999999999999999999"] {
-        let result = announce("POST", "/agents/a/start", length);
+        let result = announce("POST", "/agents/a/resume", length);
         assert_refused(result, 413, "PAYLOAD_TOO_LARGE");
         assert!(announce("GET", "/agents/a/status?sessionId=s", length).is_ok());
     }

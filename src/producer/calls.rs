@@ -21,7 +21,7 @@ use crate::error::{Code, Error, Result};
 use crate::platform::{Level, Runtime};
 use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ParentRef, StartRequest};
-use crate::session::{ChildSettled, failed_outcome};
+use crate::session::{CallFailure, ChildSettled};
 use crate::store::{
     Database, Epoch, SubRemote, SubSessionRecord, ToolCall, ToolCallRecord, ToolOutcome,
 };
@@ -113,7 +113,7 @@ impl CallSide {
                 Route::Local(tool) => self.execute(&agent, &*tool, &record).await?,
                 Route::Child(_) | Route::Unknown => {
                     let sentence = format!("There is no tool {}.", record.call.name);
-                    Some(failed_outcome(Code::ValidationError, sentence, false, None))
+                    Some(CallFailure::new(Code::ValidationError, sentence).to_outcome())
                 }
             };
             match outcome {
@@ -141,18 +141,21 @@ impl CallSide {
                 result,
                 error: None,
             }),
-            Either::Left((Err(error), _)) => Some(failed_outcome(
-                error.code,
-                error.message,
-                error.retryable,
-                None,
-            )),
+            Either::Left((Err(error), _)) => Some(
+                CallFailure::new(error.code, error.message)
+                    .retryable(error.retryable)
+                    .to_outcome(),
+            ),
             Either::Right((Either::Left(_), _)) => {
                 let sentence = format!(
                     "The tool took longer than {} s.",
                     agent.limits.tool_timeout.as_secs()
                 );
-                Some(failed_outcome(Code::RunTimeout, sentence, true, None))
+                Some(
+                    CallFailure::new(Code::RunTimeout, sentence)
+                        .retryable(true)
+                        .to_outcome(),
+                )
             }
             Either::Right((Either::Right(_), _)) => None,
         })
@@ -172,7 +175,7 @@ impl CallSide {
             if let Err(reason) = sub.input.check(&record.call.arguments) {
                 let sentence = format!("The arguments do not fit: {reason}");
                 return self.finished(
-                    failed_outcome(Code::ValidationError, sentence, false, None),
+                    CallFailure::new(Code::ValidationError, sentence).to_outcome(),
                     None,
                 );
             }
@@ -180,7 +183,7 @@ impl CallSide {
                 Ok(spec) => spec,
                 Err(error) => {
                     let outcome =
-                        failed_outcome(error.code, error.message.into_owned(), false, None);
+                        CallFailure::new(error.code, error.message.into_owned()).to_outcome();
                     return self.finished(outcome, None);
                 }
             };
@@ -345,7 +348,7 @@ fn finish(agent: &Agent, call: &ToolCall) -> ToolOutcome {
         },
         Err(reason) => {
             let sentence = format!("The output does not have its declared shape: {reason}");
-            failed_outcome(Code::OutputValidationFailed, sentence, false, None)
+            CallFailure::new(Code::OutputValidationFailed, sentence).to_outcome()
         }
     }
 }

@@ -144,14 +144,15 @@ impl Producer {
                     // A resume may have begun the next run meanwhile: it has armed its own alarm.
                     let at_rest =
                         this.read(|session| session.record.status != SessionStatus::Running);
-                    if matches!(at_rest, Ok(Some(true))) && !this.is_executing() {
-                        if let Err(error) = this.runtime.set_alarm(None).await {
-                            this.log(
-                                Level::Warn,
-                                "alarm_not_cleared",
-                                &[("error", &error.message)],
-                            );
-                        }
+                    if matches!(at_rest, Ok(Some(true)))
+                        && !this.is_executing()
+                        && let Err(error) = this.runtime.set_alarm(None).await
+                    {
+                        this.log(
+                            Level::Warn,
+                            "alarm_not_cleared",
+                            &[("error", &error.message)],
+                        );
                     }
                 }
                 Some(Halt::Superseded) => this.log(Level::Info, "superseded", &[]),

@@ -154,7 +154,7 @@ impl Producer {
                 "agentType differs from the one in the path",
             ));
         }
-        let key = Key::read(Action::Start, body, headers)?;
+        let key = Key::read(Action::Start, &request, headers)?;
         if self.read(|_| ())?.is_some() {
             self.expect(agent_type, &request.session_id)?;
             if let Some(answer) = self.replay(key.as_ref())? {
@@ -242,7 +242,7 @@ impl Producer {
             .agents
             .find(agent_type.as_str())
             .ok_or_else(Error::not_found)?;
-        let key = Key::read(Action::Resume, body, headers)?;
+        let key = Key::read(Action::Resume, &request, headers)?;
         if let Some(answer) = self.replay(key.as_ref())? {
             self.kick().await?;
             return Ok(answer);
@@ -424,13 +424,18 @@ struct Key {
 }
 
 impl Key {
-    fn read(action: Action, body: &Bytes, headers: &http::HeaderMap) -> Result<Option<Self>> {
+    /// The key of a request. The digest is over what was understood of the body, so that a field
+    /// given as `null` equals one that is left out.
+    fn read(
+        action: Action,
+        request: &impl serde::Serialize,
+        headers: &http::HeaderMap,
+    ) -> Result<Option<Self>> {
         let Some(key) = idempotency_key(headers)? else {
             return Ok(None);
         };
-        let value: Value = serde_json::from_slice(body).map_err(|e| {
-            Error::invalid("body", "The body is not JSON.").with_detail(e.to_string())
-        })?;
+        let value =
+            serde_json::to_value(request).map_err(|e| Error::internal(format!("request: {e}")))?;
         Ok(Some(Self {
             key,
             digest: canonical::digest(action, &value),

@@ -19,6 +19,11 @@ pub const VERSION: u32 = 1;
 /// The largest request body that a mount takes by default, in bytes (1 MiB).
 pub const BODY_LIMIT: usize = 1024 * 1024;
 
+/// How much a start that a dispatch sends may go over the limit, in bytes (16 KiB): it carries what
+/// its caller was started with, and its parent, and longer ids. Without this, a body that one mount
+/// took could be too large for the next.
+pub const DISPATCH_HEADROOM: usize = 16 * 1024;
+
 /// The largest state that a terminal frame carries, in bytes of JSON (1 MiB).
 pub const END_STATE_LIMIT: usize = 1024 * 1024;
 

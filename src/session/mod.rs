@@ -8,6 +8,7 @@
 //! Implements sections 1 (action × status) and 5 (steps, checkpoints, commits) of the contract.
 
 mod entry;
+mod failure;
 pub mod patch;
 mod step;
 #[cfg(test)]
@@ -19,7 +20,8 @@ use std::rc::Rc;
 use serde_json::Value;
 
 pub use entry::{Accepted, Begin, EntryIds, Reopen, StopOutcome};
-pub use step::{ChildSettled, ModelAnswer, Settlement, Step, failed_outcome};
+pub use failure::CallFailure;
+pub use step::{ChildSettled, ModelAnswer, Settlement, Step};
 
 use crate::error::{Code, Error, Result};
 use crate::protocol::chunk::{Chunk, ChunkBody};

@@ -7,8 +7,9 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use super::failure::CallFailure;
 use super::patch::{CallWrites, reconcile};
 use super::{Draft, Session, Transition, checkpoint_id, patch};
 use crate::error::{Code, Error, Result};
@@ -456,39 +457,7 @@ impl Session {
 /// The result of a call that was not executed.
 #[must_use]
 pub(super) fn not_executed(code: Code) -> ToolOutcome {
-    let sentence = "The call was not executed: the run was stopped.";
-    failed_outcome(code, sentence.into(), false, None)
-}
-
-/// A failed call as the model reads it.
-#[must_use]
-pub fn failed_outcome(
-    code: Code,
-    sentence: String,
-    retryable: bool,
-    cause: Option<&str>,
-) -> ToolOutcome {
-    let category = match code {
-        Code::SubagentLost | Code::NotSupported => "framework",
-        Code::RunInterrupted
-        | Code::RunAborted
-        | Code::UnpairedOnContinuation
-        | Code::RunTimeout => "run",
-        Code::OutputValidationFailed | Code::ValidationError => "validation",
-        _ => "tool",
-    };
-    ToolOutcome {
-        success: false,
-        result: json!({
-            "error": sentence,
-            "metadata": {
-                "helixErrorDetail": {
-                    "code": code.as_str(), "category": category, "retryable": retryable, "cause": cause,
-                }
-            }
-        }),
-        error: Some(sentence),
-    }
+    CallFailure::new(code, "The call was not executed: the run was stopped.").to_outcome()
 }
 
 impl Draft {

@@ -9,7 +9,7 @@
 
 use serde_json::{Value, json};
 
-use super::step::{failed_outcome, not_executed};
+use super::step::not_executed;
 use super::*;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId};
 use crate::protocol::message::ResumeMode;
@@ -521,9 +521,7 @@ fn the_law_of_the_step_holds_at_every_commit() {
                     }
                     4 => {
                         let outcome = match random.below(4) {
-                            0 => {
-                                failed_outcome(Code::ToolExecutionFailed, "no".into(), false, None)
-                            }
+                            0 => CallFailure::new(Code::ToolExecutionFailed, "no").to_outcome(),
                             1 => not_executed(Code::RunInterrupted),
                             _ => ok(json!(1)),
                         };

@@ -168,7 +168,9 @@ pub enum SqlValue {
 pub trait Database {
     /// Runs one statement with at most 100 parameters and returns its rows.
     ///
-    /// Integers are bound so that they stay integers (the platform binds numbers as REAL).
+    /// A Durable Object binds numbers as REAL. A whole one is an integer again in a column of INTEGER
+    /// affinity and equal to one in a comparison; where an expression looks at the type itself
+    /// (`json_object`, `||`, `typeof`, division), write `CAST(? AS INTEGER)`.
     ///
     /// # Errors
     /// `INTERNAL` with the database's words as detail.

@@ -146,6 +146,7 @@ fn state_of(documents: &[Document]) -> Map<String, Value> {
     state.as_object().unwrap().clone()
 }
 
+#[allow(clippy::type_complexity)] // Named once; an alias for it would be no clearer.
 fn no_child() -> impl FnMut(
     &remote_agents::agent::SubAgent,
     &Value,
