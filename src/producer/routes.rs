@@ -158,6 +158,9 @@ impl Producer {
         if self.read(|_| ())?.is_some() {
             self.expect(agent_type, &request.session_id)?;
             if let Some(answer) = self.replay(key.as_ref())? {
+                // The answer is asked for again, so the first one may have been lost with the
+                // object, before it had armed its watchdog.
+                self.kick().await?;
                 return Ok(answer);
             }
             self.read(|session| session.check_parent(request.parent.as_ref()))?
@@ -241,6 +244,7 @@ impl Producer {
             .ok_or_else(Error::not_found)?;
         let key = Key::read(Action::Resume, &request, headers)?;
         if let Some(answer) = self.replay(key.as_ref())? {
+            self.kick().await?;
             return Ok(answer);
         }
         self.read(|session| session.check_parent(request.parent.as_ref()))?
