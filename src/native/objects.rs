@@ -28,6 +28,7 @@ pub type MakeAgents = Rc<dyn Fn(&Rc<LocalObjects>, &Rc<LocalRuntime>) -> Result<
 pub struct LocalObjects {
     agents: MakeAgents,
     base: Timestamp,
+    began: tokio::time::Instant,
     log: LogSink,
     this: Weak<Self>,
     objects: RefCell<HashMap<SessionId, Object>>,
@@ -47,6 +48,7 @@ impl LocalObjects {
         Rc::new_cyclic(|this| Self {
             agents,
             base,
+            began: tokio::time::Instant::now(),
             log,
             this: this.clone(),
             objects: RefCell::new(HashMap::new()),
@@ -107,7 +109,9 @@ impl LocalObjects {
         let Some(this) = self.this.upgrade() else {
             return Err(crate::error::Error::internal("the objects are gone"));
         };
-        let runtime = LocalRuntime::new(self.base, self.log.clone());
+        // An object that is opened anew finds the clock where it is, not where it began.
+        let elapsed = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let runtime = LocalRuntime::new(self.base.saturating_add(elapsed), self.log.clone());
         let agents = (self.agents)(&this, &runtime)?;
         let store = Rc::new(SqlStore::new(database.clone() as Rc<dyn Database>));
         let producer = Producer::new(runtime.clone(), store, agents);
