@@ -10,6 +10,7 @@
     unreachable_pub
 )]
 
+mod children;
 mod routes;
 mod session;
 mod support;
