@@ -305,7 +305,9 @@ impl CallSide {
         child: SessionId,
         outcome: CallOutcome,
     ) -> Result<(), Halt> {
-        if let Some(hook) = &agent.after_sub_agent {
+        // A call that the run's own stop cut off did not come to anything that state could tell.
+        let cut = self.stop.is_set() && !outcome.success;
+        if let (Some(hook), false) = (&agent.after_sub_agent, cut) {
             let payload = SubAgentPayload {
                 name: sub.name.clone(),
                 sub_session_id: child.clone(),

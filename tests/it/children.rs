@@ -421,3 +421,139 @@ fn what_a_child_answers_is_in_no_log_line() {
         }
     });
 }
+
+#[test]
+fn a_rollup_that_is_too_deep_is_not_folded_and_the_session_ends() {
+    in_world(|| async {
+        let tamper: Tamper = Rc::new(|path, response| {
+            let stream = path.ends_with("/sse");
+            Box::pin(async move {
+                if !stream {
+                    return response;
+                }
+                let (parts, _) = response.into_parts();
+                let end = format!(
+                    "event: end\ndata: {{\"status\":\"completed\",\"usage\":{{\"custom\":{{\"x\":{}}}}}}}\n\n",
+                    deep(120)
+                );
+                Response::from_parts(parts, Body::Full(Bytes::from(end)))
+            })
+        });
+        let (parent, _) = pair(&Lines::default(), scripted(|_| text("done")), tamper);
+        begin(&parent).await;
+        let (_, last) = log(&parent, "parent", "p").await;
+        assert!(matches!(last, Frame::End(_)), "{last:?}");
+    });
+}
+
+/// What holds of a parent's log however its run was stopped.
+fn assert_paired(chunks: &[Value], what: &str) {
+    let own = |kind: &str| -> Vec<(usize, &str)> {
+        let of = |(_, chunk): &(usize, &Value)| {
+            chunk.get("remoteSource").is_none() && chunk["type"] == kind
+        };
+        let all = chunks.iter().enumerate().filter(of);
+        all.map(|(at, chunk)| (at, chunk["toolCallId"].as_str().unwrap()))
+            .collect()
+    };
+    let starts = own("subagent_start");
+    let ends = own("subagent_end");
+    assert_eq!(
+        starts.iter().map(|(_, id)| id).collect::<Vec<_>>(),
+        ends.iter().map(|(_, id)| id).collect::<Vec<_>>(),
+        "{what}"
+    );
+    let results = own("tool_end");
+    for (at, id) in ends {
+        assert!(results.contains(&(at + 1, id)), "{what}: {chunks:?}");
+    }
+    for (n, (_, id)) in results.iter().enumerate() {
+        let again = results.iter().skip(n + 1).any(|(_, other)| other == id);
+        assert!(!again, "{what}: {id} ends twice");
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    for chunk in chunks {
+        if let Some(source) = chunk.get("remoteSource") {
+            assert!(seen.insert(source.to_string()), "{what}: {source} twice");
+        }
+    }
+}
+
+#[test]
+fn a_stop_at_any_moment_leaves_nothing_open_and_an_interrupted_run_goes_on() {
+    for (action, evict) in [
+        ("interrupt", "never"),
+        ("interrupt", "before"),
+        ("interrupt", "after"),
+        ("abort", "never"),
+        ("abort", "after"),
+    ] {
+        in_world(move || async move {
+            let mut stopped = 0;
+            for at in (1..40u64).step_by(2) {
+                let what = format!("{action} at {at}, evicted {evict}");
+                let words = "one two three four five six seven eight nine ten";
+                let (parent, child) =
+                    pair(&Lines::default(), scripted(move |_| text(words)), honest());
+                begin(&parent).await;
+                wait(at).await;
+                if evict == "before" {
+                    parent.objects.evict(&id("p")).unwrap();
+                }
+                let (status, stop) = parent
+                    .post(
+                        &format!("/agents/parent/{action}"),
+                        json!({"sessionId": "p"}),
+                    )
+                    .await;
+                if evict == "after" {
+                    parent.objects.evict(&id("p")).unwrap();
+                }
+                if status != 200 || stop["accepted"] == false {
+                    continue;
+                }
+                stopped += 1;
+                let settled = parent.settled("parent", "p").await;
+                let expected = if action == "abort" {
+                    "failed"
+                } else {
+                    "interrupted"
+                };
+                assert_eq!(settled["status"], expected, "{what}");
+                wait(3_000).await;
+                for session in child.objects.sessions() {
+                    let path = format!("/agents/child/status?sessionId={session}");
+                    let (status, child) = child.get(&path).await;
+                    assert!(status == 404 || child["status"] != "running", "{what}");
+                }
+                let (chunks, _) = log(&parent, "parent", "p").await;
+                assert_paired(&chunks, &what);
+                let (_, snapshot) = parent.get("/agents/parent/snapshot?sessionId=p").await;
+                let state = &snapshot["state"];
+                assert!(
+                    *state == json!({}) || state["research"]["success"] == true,
+                    "{what}: {state}"
+                );
+                let (_, usage) = parent.get("/agents/parent/usage?sessionId=p").await;
+                let (_, last) = log(&parent, "parent", "p").await;
+                if let Frame::End(end) = last {
+                    let end = end.usage.unwrap();
+                    assert_eq!(end["tokens"], usage["rollup"]["tokens"], "{what}");
+                }
+                let (status, _) = parent
+                    .post("/agents/parent/resume", json!({"sessionId": "p"}))
+                    .await;
+                if action == "abort" {
+                    assert_eq!(status, 409, "{what}");
+                    continue;
+                }
+                assert_eq!(status, 200, "{what}");
+                let settled = parent.settled("parent", "p").await;
+                assert_eq!(settled["status"], "completed", "{what}");
+                let (chunks, _) = log(&parent, "parent", "p").await;
+                assert_paired(&chunks, &what);
+            }
+            assert!(stopped > 8, "only {stopped} stops happened");
+        });
+    }
+}
