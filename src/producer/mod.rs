@@ -30,7 +30,8 @@ use publish::Publisher;
 /// How often the alarm looks after a running session, in milliseconds.
 const WATCHDOG_MS: u64 = 2_000;
 
-/// Executions of one run without a committed step after which the run fails.
+/// Executions of one run in a row without any progress after which the run fails. An answer, a
+/// call's result, forwarded chunks and a committed step are progress.
 const MAX_ATTEMPTS: u32 = 5;
 
 /// The driver of one session.

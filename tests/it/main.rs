@@ -10,6 +10,7 @@
     unreachable_pub
 )]
 
+mod children;
 mod house;
 mod routes;
 mod session;
