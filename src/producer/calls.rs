@@ -383,6 +383,26 @@ impl CallSide {
         })
     }
 
+    /// Refuses what comes after the call's end: a tool may have left its context with a task that
+    /// outlives it, and nothing may be said behind the end of a run.
+    fn expect_open(&self) -> Result<()> {
+        let open = self.producer.read(|session| {
+            let call = session
+                .step
+                .as_ref()
+                .and_then(|step| step.call(&self.tool_call_id));
+            call.is_some_and(|call| call.outcome.is_none())
+        })?;
+        if open == Some(true) {
+            Ok(())
+        } else {
+            Err(Error::new(
+                Code::RunInterrupted,
+                "The tool call has ended already.",
+            ))
+        }
+    }
+
     /// As [`Producer::apply_in`], for those who only see the crate's error.
     fn apply(
         &self,
@@ -449,6 +469,7 @@ impl StepHandle for CallSide {
                     .with_detail(reason),
             );
         }
+        self.expect_open()?;
         self.apply(|session, now| {
             if self.to_child {
                 session.stage_by_hook(tool_call_id, state, now)
@@ -462,6 +483,7 @@ impl StepHandle for CallSide {
         if too_deep(&data, DEPTH_LIMIT) {
             return Err(Error::invalid("data", "The data is nested too deeply."));
         }
+        self.expect_open()?;
         self.apply(|session, now| session.emit(event_name, data, now))
     }
 

@@ -377,7 +377,7 @@ fn the_other_services_failures_have_their_statuses_here() {
 #[test]
 fn a_session_whose_id_ends_like_a_mark_begins_has_children_too() {
     let found = |child: &str| -> Vec<String> {
-        super::ancestors(&SessionId::parse(child).unwrap())
+        ancestors(&SessionId::parse(child).unwrap())
             .map(|session| session.to_string())
             .collect()
     };
