@@ -10,6 +10,7 @@
     unreachable_pub
 )]
 
+mod eviction;
 mod routes;
 mod session;
 mod support;
