@@ -10,7 +10,9 @@
     unreachable_pub
 )]
 
+mod children;
 mod eviction;
+mod house;
 mod routes;
 mod session;
 mod support;
