@@ -11,6 +11,7 @@
 )]
 
 mod children;
+mod eviction;
 mod house;
 mod routes;
 mod session;

@@ -35,29 +35,31 @@ pub fn of<'a>(log: &'a Log, session: &'a str) -> impl Iterator<Item = &'a Value>
 }
 
 pub fn count(log: &Log, kind: &str) -> usize {
-    log.iter().filter(|(_, chunk)| chunk["type"] == kind).count()
+    log.iter()
+        .filter(|(_, chunk)| chunk["type"] == kind)
+        .count()
 }
 
-/// All that must hold of a job that is over, completed or not.
+/// All that must hold of a job that is at rest, completed or not.
 pub fn hold(world: &World) {
     let log = writer_log(world);
-    numbers_are_unbroken(&log);
-    for (session, _) in world.sessions() {
-        numbers_are_unbroken(&self::log(world, &session));
-        history_is_paired(world, &session);
-    }
     each_child_chunk_stands_once(&log);
     law_of_the_step(world, &log);
-    calls_end_once(&log);
+    for (session, _) in world.sessions() {
+        let log = self::log(world, &session);
+        numbers_are_unbroken(&log);
+        history_is_paired(world, &session);
+        calls_end_once(&log, session.as_str());
+    }
 }
 
-pub fn numbers_are_unbroken(log: &Log) {
+fn numbers_are_unbroken(log: &Log) {
     for (expected, (sequence, _)) in (1..).zip(log) {
         assert_eq!(*sequence, expected);
     }
 }
 
-pub fn each_child_chunk_stands_once(log: &Log) {
+fn each_child_chunk_stands_once(log: &Log) {
     let mut seen = BTreeSet::new();
     let mut origins = BTreeMap::new();
     for (sequence, chunk) in log {
@@ -67,7 +69,10 @@ pub fn each_child_chunk_stands_once(log: &Log) {
             assert!(chunk["origin"].is_null());
             continue;
         }
-        let key = (source["childSessionId"].to_string(), source["childSequence"].as_u64().unwrap());
+        let key = (
+            source["childSessionId"].to_string(),
+            source["childSequence"].as_u64().unwrap(),
+        );
         assert!(seen.insert(key.clone()), "{key:?} stands twice");
         let origin = &chunk["origin"];
         assert_eq!(origin["sessionId"], chunk["agentId"], "{sequence}: {chunk}");
@@ -101,7 +106,7 @@ pub fn nothing_is_lost_on_the_way(world: &World) {
 
 /// From the stream alone, with the first checkpoint of each session as its baseline: the patches of
 /// each step add up to the state of its checkpoint.
-pub fn law_of_the_step(world: &World, log: &Log) {
+fn law_of_the_step(world: &World, log: &Log) {
     struct Document {
         state: Value,
         ordinal: u64,
@@ -131,7 +136,10 @@ pub fn law_of_the_step(world: &World, log: &Log) {
         match chunk["type"].as_str().unwrap() {
             "state_patch" => {
                 let ordinal = chunk["patchOrdinal"].as_u64().unwrap();
-                assert!(ordinal > document.highest, "{sequence}: an ordinal came again");
+                assert!(
+                    ordinal > document.highest,
+                    "{sequence}: an ordinal came again"
+                );
                 assert_eq!(chunk["patchBase"], document.ordinal, "{sequence}: {chunk}");
                 let patch: json_patch::Patch =
                     serde_json::from_value(chunk["patches"].clone()).unwrap();
@@ -155,16 +163,19 @@ pub fn law_of_the_step(world: &World, log: &Log) {
     }
 }
 
-/// Each call that began ended once, and each child that was announced.
-pub fn calls_end_once(log: &Log) {
+/// Each call of a session that began ended once, and each child that it announced.
+fn calls_end_once(log: &Log, session: &str) {
     let count = |start: &str, end: &str, key: &str| {
         let mut open: BTreeMap<String, (u32, u32)> = BTreeMap::new();
-        for (_, chunk) in log {
+        for chunk in of(log, session) {
             let kind = chunk["type"].as_str().unwrap();
             if kind == start || kind == end {
-                let id = format!("{} {}", chunk["agentId"], chunk[key]);
-                let counts = open.entry(id).or_default();
-                *(if kind == start { &mut counts.0 } else { &mut counts.1 }) += 1;
+                let counts = open.entry(chunk[key].to_string()).or_default();
+                *(if kind == start {
+                    &mut counts.0
+                } else {
+                    &mut counts.1
+                }) += 1;
             }
         }
         open
@@ -195,7 +206,7 @@ pub fn child_ends_are_followed_by_their_calls(log: &Log) {
 }
 
 /// Every call in the conversation has exactly one result, right behind the answer that made it.
-pub fn history_is_paired(world: &World, session: &SessionId) {
+fn history_is_paired(world: &World, session: &SessionId) {
     let mut open: Vec<String> = Vec::new();
     for message in world.store(session).messages().unwrap() {
         match message {
@@ -229,7 +240,10 @@ pub fn quotes_are_verbatim(report: &Value, documents: &[Value]) -> usize {
             let id = finding["documentId"].as_str().unwrap();
             let document = documents.iter().find(|document| document["id"] == id);
             let text = document.unwrap()["text"].as_str().unwrap();
-            assert!(!quote.trim().is_empty() && text.contains(quote), "{id}: {quote:?}");
+            assert!(
+                !quote.trim().is_empty() && text.contains(quote),
+                "{id}: {quote:?}"
+            );
             named.insert(id);
             quotes += 1;
         }
