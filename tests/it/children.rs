@@ -434,7 +434,7 @@ fn a_rollup_that_is_too_deep_is_not_folded_and_the_session_ends() {
                 let (parts, _) = response.into_parts();
                 let end = format!(
                     "event: end\ndata: {{\"status\":\"completed\",\"usage\":{{\"custom\":{{\"x\":{}}}}}}}\n\n",
-                    deep(120)
+                    deep(123)
                 );
                 Response::from_parts(parts, Body::Full(Bytes::from(end)))
             })
