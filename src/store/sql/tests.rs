@@ -5,6 +5,8 @@
     clippy::panic
 )]
 
+mod fixtures;
+
 use serde_json::json;
 
 use super::super::contract::{CASES, Subject, run};
