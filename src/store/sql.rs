@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 use super::schema::{self, MIGRATIONS, Stage};
 use super::{
-    CheckpointRecord, ChunkPage, Commit, CommitError, Database, Epoch, IdempotencyRecord,
-    MessageRecord, PageLimit, RunRecord, SessionRecord, StepRecord, Store, SubSessionRecord,
-    ToolCallRecord, UsageRecord, log, read, write,
+    CheckpointRecord, ChunkPage, Commit, CommitError, Database, DeleteHook, Epoch,
+    IdempotencyRecord, LogStats, MessageRecord, PageLimit, RunRecord, SessionRecord, StepRecord,
+    Store, SubSessionRecord, ToolCallRecord, UsageRecord, log, read, write,
 };
 use crate::error::{Code, Error, Result};
 use crate::protocol::ids::Sequence;
@@ -122,6 +122,22 @@ impl Store for SqlStore {
 
     fn chunks(&self, after: Sequence, until: Sequence, limit: PageLimit) -> Result<ChunkPage> {
         self.read(|database| log::page(database, after, until, limit))
+    }
+
+    fn log_stats(&self, spans: usize) -> Result<LogStats> {
+        self.read(|database| log::stats(database, spans))
+    }
+
+    fn delete_all(&self, own: DeleteHook<'_>) -> Result<()> {
+        let database = &*self.database;
+        database.transaction(&mut || {
+            // A database of a later version is not ours to delete.
+            schema::inspect(database, MIGRATIONS)?;
+            own(database)?;
+            schema::drop_all(database)
+        })?;
+        self.current.set(false);
+        Ok(())
     }
 
     fn messages(&self) -> Result<Vec<MessageRecord>> {
