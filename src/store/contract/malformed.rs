@@ -230,9 +230,8 @@ pub(super) fn a_malformed_row_stays_alone(subject: Subject<'_>) {
             let [SqlValue::Integer(first), SqlValue::Integer(_)] = place[0][..] else {
                 panic!("no row to tamper with: {place:?}");
             };
-            let change = format!(
-                "UPDATE ra_tail_0 SET body = 'torn' WHERE first_sequence = {first}"
-            );
+            let change =
+                format!("UPDATE ra_tail_0 SET body = 'torn' WHERE first_sequence = {first}");
             database.query(&change, &[]).unwrap();
             tampered.set(u64::try_from(first).unwrap());
         }
