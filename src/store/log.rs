@@ -7,6 +7,8 @@
 mod tail;
 mod trim;
 
+use std::cell::RefCell;
+
 pub(super) use trim::{stats, trim};
 
 use super::rows::{Row, integer, malformed, text};
@@ -45,9 +47,18 @@ pub(super) fn append(database: &dyn Database, first: Sequence, chunks: &[String]
         .try_for_each(|chunk| announce(database, chunk))
 }
 
+/// What a page left of the row in which it ended, so that the next page need not read a packed
+/// row again.
+pub(super) struct Rest {
+    row: (Sequence, Sequence),
+    next: Sequence,
+    chunks: Vec<String>,
+}
+
 /// The chunks above `after`, up to and including `until`, within `limit`.
 pub(super) fn page(
     database: &dyn Database,
+    rest: &RefCell<Option<Rest>>,
     after: Sequence,
     until: Sequence,
     limit: PageLimit,
@@ -62,22 +73,31 @@ pub(super) fn page(
             bytes: limit.bytes.saturating_sub(bytes),
         };
         let before = reached;
-        for row in rows(database, reached, until, left)? {
+        for row in rows(database, rest.take(), reached, until, left)? {
             // A page may begin above `after` (the retention floor), but has no gap inside.
             if !page.chunks.is_empty() && row.first > reached.saturating_add(1) {
                 let key = row.first.to_string();
                 return Err(malformed(
-                    row.table,
+                    table_at(row.place),
                     &key,
                     "first_sequence",
                     "chunks are missing before it",
                 ));
             }
-            for (sequence, chunk) in (row.first..).zip(row.chunks) {
+            let mut chunks = (row.first..).zip(row.chunks);
+            while let Some((sequence, chunk)) = chunks.next() {
                 if sequence <= reached || sequence > until {
                     continue;
                 }
                 if page.chunks.len() >= limit.chunks || bytes > limit.bytes {
+                    if row.place == 0 {
+                        let later = chunks.map(|(_, chunk)| chunk);
+                        rest.replace(Some(Rest {
+                            row: row.span,
+                            next: sequence,
+                            chunks: std::iter::once(chunk).chain(later).collect(),
+                        }));
+                    }
                     return Ok(page);
                 }
                 bytes = bytes.saturating_add(chunk.len());
@@ -169,7 +189,10 @@ pub(super) fn announcement(chunk: &str) -> Result<Option<(String, String)>> {
 }
 
 struct LogRow {
-    table: &'static str,
+    place: u64,
+    /// The first and the last sequence of the row as it is stored.
+    span: (Sequence, Sequence),
+    /// The sequence of the first of `chunks`.
     first: Sequence,
     chunks: Vec<String>,
 }
@@ -200,10 +223,18 @@ const BODIES: &str = "SELECT first_sequence, 0 AS place, last_sequence, body FRO
 
 /// The table that a query's second column stands for.
 fn table_of(place: Option<&SqlValue>) -> &'static str {
+    match place {
+        Some(SqlValue::Integer(1)) => table_at(1),
+        Some(SqlValue::Integer(2)) => table_at(2),
+        _ => table_at(0),
+    }
+}
+
+fn table_at(place: u64) -> &'static str {
     let [chunks, first, second] = TABLES;
     match place {
-        Some(SqlValue::Integer(1)) => first,
-        Some(SqlValue::Integer(2)) => second,
+        1 => first,
+        2 => second,
         _ => chunks,
     }
 }
@@ -211,6 +242,7 @@ fn table_of(place: Option<&SqlValue>) -> &'static str {
 /// The rows from the one that holds the chunk after `after` on, as many as `limit` may need.
 fn rows(
     database: &dyn Database,
+    rest: Option<Rest>,
     after: Sequence,
     until: Sequence,
     limit: PageLimit,
@@ -223,13 +255,16 @@ fn rows(
         SIZES,
         &[integer(start)?, integer(until)?, integer(at_once)?],
     )?;
+    let mut rest = rest.filter(|rest| rest.next == start);
+    let mut found = Vec::new();
     let mut range = None;
     let mut bytes = 0u64;
+    let enough = after.saturating_add(u64::try_from(limit.chunks).unwrap_or(u64::MAX));
     let budget = u64::try_from(limit.bytes).unwrap_or(u64::MAX);
     for cells in sizes {
         let mut row = Row::new(table_of(cells.get(1)), cells);
         let first = row.key_number("first_sequence")?;
-        row.whole("place")?;
+        let place = row.whole("place")?;
         let last = row.whole("last_sequence")?;
         let size = row.whole("bytes")?;
         if last < first {
@@ -238,34 +273,41 @@ fn rows(
         if last < start {
             continue;
         }
-        range = Some((range.map_or(first, |(lowest, _)| lowest), first));
+        match rest.take() {
+            Some(rest) if place == 0 && rest.row == (first, last) => found.push(LogRow {
+                place,
+                span: rest.row,
+                first: rest.next,
+                chunks: rest.chunks,
+            }),
+            _ => range = Some((range.map_or(first, |(lowest, _)| lowest), first)),
+        }
         // A row that begins before `start` may give a few of its bytes only: they do not count.
         if first >= start {
             bytes = bytes.saturating_add(size);
         }
-        if bytes > budget {
+        if bytes > budget || last >= enough {
             break;
         }
     }
-    let Some((lowest, highest)) = range else {
-        return Ok(Vec::new());
-    };
-    database
-        .query(BODIES, &[integer(lowest)?, integer(highest)?])?
-        .into_iter()
-        .map(|cells| unpack(database, cells))
-        .collect()
+    if let Some((lowest, highest)) = range {
+        for cells in database.query(BODIES, &[integer(lowest)?, integer(highest)?])? {
+            found.push(unpack(database, cells)?);
+        }
+    }
+    Ok(found)
 }
 
 fn unpack(database: &dyn Database, cells: Vec<SqlValue>) -> Result<LogRow> {
     let table = table_of(cells.get(1));
     let mut row = Row::new(table, cells);
     let first = row.key_number("first_sequence")?;
-    row.whole("place")?;
+    let place = row.whole("place")?;
     let last = row.whole("last_sequence")?;
     let chunks = unpack_body(database, &mut row, first, last)?;
     Ok(LogRow {
-        table,
+        place,
+        span: (first, last),
         first,
         chunks,
     })

@@ -133,7 +133,7 @@ pub(super) fn grown(
                 let size = match below(40) {
                     0 => 3_000 + below(30_000),
                     1..=3 => 0,
-                    _ => 40 + below(400),
+                    _ => 40 + below(1_000),
                 };
                 text_chunk(&format!(
                     "{round}.{n} é\n{}",
@@ -177,7 +177,7 @@ pub(super) fn a_log_of_any_shape_reads_back(subject: Subject<'_>) {
         }
     });
     let size: usize = all.iter().map(|(_, chunk)| chunk.len()).sum();
-    assert!(size > 2_000_000, "too little to pack: {size} bytes");
+    assert!(size > 4_000_000, "too little to pack: {size} bytes");
     assert!(followed == all, "the follower read something else");
     assert!(read(&*store, 0, 1 << 52, ALL) == all);
     let page = PageLimit {

@@ -92,7 +92,7 @@ const TABLE: &[Malformed] = &[
 
 fn filled(store: &dyn Store) {
     begun(store);
-    let whole = "w".repeat(20_000);
+    let whole = "w".repeat(30_000);
     write(
         store,
         vec![
