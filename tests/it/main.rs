@@ -12,4 +12,5 @@
 
 mod routes;
 mod session;
+mod stored;
 mod support;
