@@ -307,7 +307,8 @@ fn tables(site: &Site) -> Vec<Vec<SqlValue>> {
     };
     database
         .query(
-            "SELECT type, name, sql FROM sqlite_master ORDER BY name",
+            "SELECT type, name, sql FROM sqlite_master
+             WHERE substr(name, 1, 4) <> '_cf_' ORDER BY name",
             &[],
         )
         .unwrap()
