@@ -144,7 +144,7 @@ pub(super) fn malformed_rows_are_typed_errors(subject: Subject<'_>) {
             "{name} before anything is malformed"
         );
     }
-    for (table, column, value, key, noticed) in TABLE.iter().copied() {
+    for &(table, column, value, key, noticed) in TABLE {
         let outcome = database.transaction(&mut || {
             database.query(&format!("UPDATE {table} SET {column} = {value}"), &[])?;
             for (name, probe) in PROBES {

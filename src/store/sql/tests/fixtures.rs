@@ -230,7 +230,7 @@ fn statements(dump: &str) -> Vec<String> {
     let mut one = String::new();
     for line in dump.lines() {
         one.push_str(line);
-        if line.ends_with(';') && one.matches('\'').count() % 2 == 0 {
+        if line.ends_with(';') && one.matches('\'').count().is_multiple_of(2) {
             all.push(std::mem::take(&mut one));
         } else {
             one.push('\n');
