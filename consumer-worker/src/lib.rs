@@ -2,6 +2,7 @@
 
 pub mod agents;
 pub mod documents;
+pub mod mounts;
 pub mod proxy;
 #[cfg(target_arch = "wasm32")]
 pub mod shell;

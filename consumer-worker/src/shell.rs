@@ -13,7 +13,6 @@ use remote_agents::cloudflare::{
     self, DurableObjects, ObjectHost, WorkerRuntime, service_binding_transport, variable,
 };
 use remote_agents::http::refusal;
-use remote_agents::mount::{Auth, Mount};
 use remote_agents::platform::Runtime;
 use remote_agents::protocol::ids::AgentType;
 use remote_agents::{Agents, Error, Result};
@@ -23,19 +22,13 @@ use worker::{
 };
 
 use crate::proxy::{ChildProxy, Reading};
-use crate::{agents, writer};
+use crate::{agents, mounts, writer};
 
 /// The binding of the objects.
 const OBJECTS: &str = "AGENTS";
 
 /// The binding to the other service.
 const PRODUCER: &str = "PRODUCER";
-
-/// The other service's raw mount.
-const PRODUCER_MOUNT: &str = "/internal/agents";
-
-/// This service's mount.
-const PUBLIC: &str = "/agents";
 
 /// One session of the writer.
 #[durable_object(alarm)]
@@ -59,7 +52,7 @@ impl DurableObject for ConsumerAgents {
 fn hosted(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
     let provider = variable(env, "MODEL_PROVIDER").unwrap_or_else(|| "offline".to_owned());
     let planner = AgentType::parse(writer::RESEARCH_AGENT_TYPE)?;
-    let planner = service_binding_transport(producer(env)?, PRODUCER_MOUNT, planner, runtime);
+    let planner = service_binding_transport(producer(env)?, mounts::PRODUCER, planner, runtime);
     agents::agents(model_by_name(&provider)?, planner)
 }
 
@@ -82,9 +75,7 @@ async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<R
 
 async fn serve(request: &Request, env: &Env, context: &Context) -> Result<Response> {
     let agent_type = AgentType::parse(writer::AGENT_TYPE)?;
-    let mount = Mount::new(PUBLIC)
-        .with_agents([agent_type.clone()])
-        .with_auth(Auth::Bearer(variable(env, "API_KEY")));
+    let mount = mounts::public(variable(env, "API_KEY"))?;
     let objects = objects(env)?;
     let Some(reading) = Reading::of_path(&request.path()) else {
         return Ok(cloudflare::serve(&mount, &objects, request).await);
@@ -93,13 +84,13 @@ async fn serve(request: &Request, env: &Env, context: &Context) -> Result<Respon
     let binding = producer(env)?;
     let proxy = ChildProxy {
         mount: &mount,
-        base_path: PUBLIC,
+        base_path: mounts::PUBLIC,
         agent_type: &agent_type,
         objects: &DurableObjects::new(objects),
         children: &|child_type| {
             service_binding_transport(
                 binding.clone(),
-                PRODUCER_MOUNT,
+                mounts::PRODUCER,
                 child_type,
                 Rc::clone(&runtime),
             )

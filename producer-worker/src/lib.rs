@@ -2,6 +2,7 @@
 
 pub mod agents;
 pub mod corpus;
+pub mod mounts;
 pub mod outline;
 pub mod passages;
 pub mod planner;

@@ -1,9 +1,7 @@
 //! The Worker: its object class, its bindings, and two mounts of the same objects.
 //!
-//! `/internal/agents` shows everything and is open to a service binding alone: the binding's props
-//! say so, and no request from outside can carry props. Anyone else gets the 404 of an unknown
-//! path there, because the public mount answers. `/agents` is that public mount: the planner alone,
-//! with the key, and of its state only the projection.
+//! What the mounts are is in [`crate::mounts`]. Which of the two answers is decided by the props of
+//! the binding that a request came over: no request from outside can carry props.
 
 #![allow(missing_docs)] // `durable_object` writes methods without documentation.
 
@@ -12,7 +10,6 @@ use std::rc::Rc;
 use remote_agents::agent::model_by_name;
 use remote_agents::cloudflare::{self, ObjectHost, object_stub_transport, variable};
 use remote_agents::http::refusal;
-use remote_agents::mount::{Auth, Mount, Projection};
 use remote_agents::platform::Runtime;
 use remote_agents::protocol::ids::AgentType;
 use remote_agents::{Agents, Error, Result};
@@ -21,17 +18,10 @@ use worker::{
     Context, DurableObject, Env, ObjectNamespace, Request, Response, State, durable_object, event,
 };
 
-use crate::projection::{project_state, project_usage};
-use crate::{agents, planner, researcher};
+use crate::{agents, mounts, researcher};
 
 /// The binding of the objects.
 const OBJECTS: &str = "AGENTS";
-
-/// The raw mount.
-const INTERNAL: &str = "/internal/agents";
-
-/// The projected mount.
-const PUBLIC: &str = "/agents";
 
 /// One session of the planner or of a researcher.
 #[durable_object(alarm)]
@@ -75,45 +65,15 @@ struct Props {
 
 #[event(fetch)]
 async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<Response> {
-    let mount = if is_internal(&request.path(), &context) {
-        internal_mount()
+    let props = context.props::<Props>().ok();
+    let props = props.as_ref().and_then(|props| props.mount.as_deref());
+    let mount = if mounts::is_internal(&request.path(), props) {
+        mounts::internal()
     } else {
-        public_mount(&env)
+        mounts::public(variable(&env, "API_KEY"))
     };
     Ok(match mount.and_then(|mount| Ok((mount, objects(&env)?))) {
         Ok((mount, objects)) => cloudflare::serve(&mount, &objects, &request).await,
         Err(error) => cloudflare::answer(refusal(&error)),
     })
-}
-
-/// Whether the request is for the raw mount and came over a binding that may use it.
-fn is_internal(path: &str, context: &Context) -> bool {
-    let inside = path
-        .strip_prefix(INTERNAL)
-        .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    inside
-        && context
-            .props::<Props>()
-            .is_ok_and(|props| props.mount.as_deref() == Some("internal"))
-}
-
-fn internal_mount() -> Result<Mount> {
-    let types = [
-        AgentType::parse(planner::AGENT_TYPE)?,
-        AgentType::parse(researcher::AGENT_TYPE)?,
-    ];
-    Ok(Mount::new(INTERNAL)
-        .with_agents(types)
-        .allow_unauthenticated())
-}
-
-fn public_mount(env: &Env) -> Result<Mount> {
-    Ok(Mount::new(PUBLIC)
-        .with_agents([AgentType::parse(planner::AGENT_TYPE)?])
-        .with_auth(Auth::Bearer(variable(env, "API_KEY")))
-        .with_projection(Projection {
-            name: "planner-progress/1".to_owned(),
-            map: Rc::new(project_state),
-        })
-        .with_usage_projection(Rc::new(project_usage)))
 }

@@ -9,5 +9,5 @@ mod objects;
 mod runtime;
 
 pub use database::RusqliteDatabase;
-pub use objects::{LocalObjects, MakeAgents, MountFetch};
+pub use objects::{CommitMoment, LocalObjects, MakeAgents, MountFetch, OnCommit};
 pub use runtime::{LocalRuntime, LogSink};

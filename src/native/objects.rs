@@ -2,35 +2,55 @@
 //!
 //! Each object has its own SQLite and its own driver; a call to it goes through the same request
 //! and answer values. It is how tests, and programs without a server, host agents.
+//!
+//! An object that is evicted is gone at once, as a crashed one is: it commits nothing more, calls
+//! to it fail, and the streams that it was sending break off.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::rc::{Rc, Weak};
+use std::task::Poll;
 
-use futures::FutureExt as _;
-use futures::future::LocalBoxFuture;
+use futures::future::{Either, LocalBoxFuture, select};
+use futures::stream;
+use futures::{Future as _, FutureExt as _};
 
 use super::{LocalRuntime, LogSink, RusqliteDatabase};
 use crate::agent::Agents;
-use crate::error::Result;
-use crate::http::{Request, Response};
+use crate::error::{Error, Result};
+use crate::http::{Body, BodyError, ByteStream, Request, Response};
 use crate::mount::{Mount, Objects, serve};
 use crate::platform::{ObjectRuntime as _, Runtime as _};
 use crate::producer::Producer;
 use crate::protocol::ids::{SessionId, Timestamp};
-use crate::store::{Database, SqlStore};
+use crate::store::{Database, SqlStore, SqlValue};
 use crate::transport::{Fetch, FetchError};
 
 /// Makes the agents of an object; it gets the objects, so that agents may call siblings.
 pub type MakeAgents = Rc<dyn Fn(&Rc<LocalObjects>, &Rc<LocalRuntime>) -> Result<Agents>>;
 
+/// A moment of an object's transaction, for those who watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommitMoment {
+    /// Nothing of it is written; an object that is evicted now never writes it.
+    Before,
+    /// It is durable; an object that is evicted now does nothing with it.
+    After,
+}
+
+/// Is told of every transaction of every object; may evict.
+pub type OnCommit = Rc<dyn Fn(&SessionId, CommitMoment)>;
+
 /// The objects of one service.
 pub struct LocalObjects {
     agents: MakeAgents,
     base: Timestamp,
+    began: tokio::time::Instant,
     log: LogSink,
     this: Weak<Self>,
     objects: RefCell<HashMap<SessionId, Object>>,
+    on_commit: RefCell<Option<OnCommit>>,
 }
 
 #[derive(Clone)]
@@ -47,10 +67,18 @@ impl LocalObjects {
         Rc::new_cyclic(|this| Self {
             agents,
             base,
+            began: tokio::time::Instant::now(),
             log,
             this: this.clone(),
             objects: RefCell::new(HashMap::new()),
+            on_commit: RefCell::new(None),
         })
+    }
+
+    /// Watches transactions, which is how a test ends an object at an exact place. Default: nobody
+    /// does.
+    pub fn on_commit(&self, watcher: OnCommit) {
+        *self.on_commit.borrow_mut() = Some(watcher);
     }
 
     /// The driver of a session's object.
@@ -58,8 +86,12 @@ impl LocalObjects {
     /// # Errors
     /// What the database or the agents' construction says.
     pub fn producer(&self, session: &SessionId) -> Result<Rc<Producer>> {
+        Ok(self.object_of(session)?.producer)
+    }
+
+    fn object_of(&self, session: &SessionId) -> Result<Object> {
         if let Some(object) = self.objects.borrow().get(session) {
-            return Ok(object.producer.clone());
+            return Ok(object.clone());
         }
         self.open(session, Rc::new(RusqliteDatabase::in_memory()?))
     }
@@ -88,28 +120,32 @@ impl LocalObjects {
         let Some(object) = self.objects.borrow_mut().remove(session) else {
             return self.producer(session);
         };
+        // Read before the end: an alarm is the platform's, not the object's.
+        let due = object.runtime.alarm_at();
         object.runtime.kill();
-        let producer = self.open(session, object.database)?;
-        if let Some(at) = object.runtime.alarm_at() {
-            let runtime = self
-                .objects
-                .borrow()
-                .get(session)
-                .map(|object| object.runtime.clone());
-            if let Some(runtime) = runtime {
-                runtime.spawn(runtime.set_alarm(Some(at)).map(drop).boxed_local());
-            }
+        let opened = self.open(session, object.database)?;
+        if let Some(at) = due {
+            let runtime = &opened.runtime;
+            runtime.spawn(runtime.set_alarm(Some(at)).map(drop).boxed_local());
         }
-        Ok(producer)
+        Ok(opened.producer)
     }
 
-    fn open(&self, session: &SessionId, database: Rc<RusqliteDatabase>) -> Result<Rc<Producer>> {
+    fn open(&self, session: &SessionId, database: Rc<RusqliteDatabase>) -> Result<Object> {
         let Some(this) = self.this.upgrade() else {
-            return Err(crate::error::Error::internal("the objects are gone"));
+            return Err(Error::internal("the objects are gone"));
         };
-        let runtime = LocalRuntime::new(self.base, self.log.clone());
+        // An object that is opened anew finds the clock where it is, not where it began.
+        let elapsed = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let runtime = LocalRuntime::new(self.base.saturating_add(elapsed), self.log.clone());
         let agents = (self.agents)(&this, &runtime)?;
-        let store = Rc::new(SqlStore::new(database.clone() as Rc<dyn Database>));
+        let store = Rc::new(SqlStore::new(Rc::new(LivingDatabase {
+            database: database.clone(),
+            runtime: runtime.clone(),
+            session: session.clone(),
+            objects: self.this.clone(),
+            depth: Cell::new(0),
+        }) as Rc<dyn Database>));
         let producer = Producer::new(runtime.clone(), store, agents);
         let weak = Rc::downgrade(&producer);
         runtime.on_alarm(Rc::new(move || {
@@ -123,30 +159,115 @@ impl LocalObjects {
         let object = Object {
             database,
             runtime,
-            producer: producer.clone(),
+            producer,
         };
-        self.objects.borrow_mut().insert(session.clone(), object);
-        Ok(producer)
+        self.objects
+            .borrow_mut()
+            .insert(session.clone(), object.clone());
+        Ok(object)
     }
 }
 
 impl Objects for LocalObjects {
     fn object(&self, session: &SessionId) -> Rc<dyn Fetch> {
-        Rc::new(ObjectFetch(self.producer(session)))
+        Rc::new(ObjectFetch(self.object_of(session)))
     }
 }
 
+/// An object's database as long as the object lives.
+struct LivingDatabase {
+    database: Rc<RusqliteDatabase>,
+    runtime: Rc<LocalRuntime>,
+    session: SessionId,
+    objects: Weak<LocalObjects>,
+    depth: Cell<u32>,
+}
+
+impl LivingDatabase {
+    fn check(&self) -> Result<()> {
+        if self.runtime.is_ended() {
+            return Err(Error::internal(ENDED));
+        }
+        Ok(())
+    }
+
+    /// Tells the watcher of a transaction that is part of no other.
+    fn tell(&self, moment: CommitMoment) {
+        let watcher = self
+            .objects
+            .upgrade()
+            .filter(|_| self.depth.get() == 0)
+            .and_then(|objects| objects.on_commit.borrow().clone());
+        if let Some(watcher) = watcher {
+            watcher(&self.session, moment);
+        }
+    }
+}
+
+impl Database for LivingDatabase {
+    fn query(&self, sql: &str, parameters: &[SqlValue]) -> Result<Vec<Vec<SqlValue>>> {
+        self.check()?;
+        self.database.query(sql, parameters)
+    }
+
+    fn transaction(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.tell(CommitMoment::Before);
+        self.check()?;
+        let depth = self.depth.get();
+        self.depth.set(depth.saturating_add(1));
+        let done = self.database.transaction(work);
+        self.depth.set(depth);
+        if done.is_ok() {
+            self.tell(CommitMoment::After);
+        }
+        done
+    }
+}
+
+const ENDED: &str = "the object has ended";
+
 /// Calls one object.
-struct ObjectFetch(Result<Rc<Producer>>);
+struct ObjectFetch(Result<Object>);
 
 impl Fetch for ObjectFetch {
     fn fetch(&self, request: Request) -> LocalBoxFuture<'static, Result<Response, FetchError>> {
-        let producer = self.0.clone();
+        let object = self.0.clone();
         Box::pin(async move {
-            let producer = producer.map_err(|error| FetchError(error.to_string()))?;
-            Ok(producer.handle(request).await)
+            let object = object.map_err(|error| FetchError(error.to_string()))?;
+            let runtime = object.runtime;
+            let answer = Box::pin(object.producer.handle(request));
+            match select(answer, runtime.ended().boxed_local()).await {
+                // An answer that the object gave with its last breath did not leave it.
+                Either::Left((response, _)) if !runtime.is_ended() => {
+                    Ok(response.map(|body| living(body, &runtime)))
+                }
+                _ => Err(FetchError(ENDED.into())),
+            }
         })
     }
+}
+
+/// A body that breaks off when its object ends.
+fn living(body: Body, runtime: &LocalRuntime) -> Body {
+    let Body::Stream(parts) = body else {
+        return body;
+    };
+    let mut parts: Option<ByteStream> = Some(parts);
+    let mut ended = runtime.ended().boxed_local();
+    Body::Stream(Box::pin(stream::poll_fn(move |context| {
+        let Some(body) = parts.as_mut() else {
+            return Poll::Ready(None);
+        };
+        if Pin::new(&mut ended).poll(context).is_ready() {
+            parts = None;
+            return Poll::Ready(Some(Err(BodyError(ENDED.into()))));
+        }
+        let part = body.as_mut().poll_next(context);
+        if let Poll::Ready(None) = part {
+            parts = None;
+        }
+        part
+    })))
 }
 
 /// Calls a mount of objects in this process, as a service binding calls a Worker.

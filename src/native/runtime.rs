@@ -8,7 +8,8 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures::future::LocalBoxFuture;
+use futures::channel::oneshot;
+use futures::future::{FutureExt as _, LocalBoxFuture, Shared};
 
 use crate::error::{Error, Result};
 use crate::platform::{Level, ObjectRuntime, Runtime};
@@ -30,12 +31,16 @@ pub struct LocalRuntime {
     armed: Rc<Cell<(u64, Option<Timestamp>)>>,
     on_alarm: RefCell<Option<OnAlarm>>,
     tasks: RefCell<Vec<tokio::task::AbortHandle>>,
+    /// Dropped when the runtime ends.
+    living: RefCell<Option<oneshot::Sender<()>>>,
+    ended: Shared<oneshot::Receiver<()>>,
 }
 
 impl LocalRuntime {
     /// A runtime whose clock starts at `base` (milliseconds since the Unix epoch) now.
     #[must_use]
     pub fn new(base: Timestamp, log: LogSink) -> Rc<Self> {
+        let (living, ended) = oneshot::channel();
         Rc::new(Self {
             began: tokio::time::Instant::now(),
             base,
@@ -43,6 +48,8 @@ impl LocalRuntime {
             armed: Rc::new(Cell::new((0, None))),
             on_alarm: RefCell::new(None),
             tasks: RefCell::new(Vec::new()),
+            living: RefCell::new(Some(living)),
+            ended: ended.shared(),
         })
     }
 
@@ -51,17 +58,30 @@ impl LocalRuntime {
         *self.on_alarm.borrow_mut() = Some(action);
     }
 
-    /// When the alarm is due, if it is armed.
+    /// When the alarm is due, if it is armed or its action has not come to its end.
     #[must_use]
     pub fn alarm_at(&self) -> Option<Timestamp> {
         self.armed.get().1
     }
 
-    /// Ends every task of this runtime where it stands, as the end of a process does.
+    /// Ends every task of this runtime where it stands, as the end of a process does. From then on
+    /// it runs, arms and logs nothing more.
     pub fn kill(&self) {
+        drop(self.living.borrow_mut().take());
         for task in self.tasks.borrow_mut().drain(..) {
             task.abort();
         }
+    }
+
+    /// Whether [`Self::kill`] was called.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.living.borrow().is_none()
+    }
+
+    /// Completes when [`Self::kill`] is called.
+    pub fn ended(&self) -> impl Future<Output = ()> + 'static {
+        self.ended.clone().map(drop)
     }
 }
 
@@ -85,13 +105,18 @@ impl Runtime for LocalRuntime {
     }
 
     fn spawn(&self, task: LocalBoxFuture<'static, ()>) {
+        if self.is_ended() {
+            return;
+        }
         let mut tasks = self.tasks.borrow_mut();
         tasks.retain(|task| !task.is_finished());
         tasks.push(tokio::task::spawn_local(task).abort_handle());
     }
 
     fn log(&self, level: Level, event: &dyn fmt::Display) {
-        (self.log)(level, &event.to_string());
+        if !self.is_ended() {
+            (self.log)(level, &event.to_string());
+        }
     }
 }
 
@@ -101,6 +126,9 @@ impl ObjectRuntime for LocalRuntime {
     }
 
     fn set_alarm(&self, at: Option<Timestamp>) -> LocalBoxFuture<'static, Result<()>> {
+        if self.is_ended() {
+            return Box::pin(async { Err(Error::internal("the object has ended")) });
+        }
         let generation = self.armed.get().0.wrapping_add(1);
         self.armed.set((generation, at));
         let action = self.on_alarm.borrow().clone();
@@ -117,8 +145,11 @@ impl ObjectRuntime for LocalRuntime {
         self.spawn(Box::pin(async move {
             tokio::time::sleep(wait).await;
             if armed.get().0 == generation {
-                armed.set((generation, None));
                 action().await;
+                // An action that is cut off stays due: the platform repeats it.
+                if armed.get().0 == generation {
+                    armed.set((generation, None));
+                }
             }
         }));
         Box::pin(async { Ok(()) })

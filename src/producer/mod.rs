@@ -1,7 +1,7 @@
 //! The driver of one session: it feeds the machine, commits what the machine says, and publishes.
 //!
 //! One [`Producer`] lives in one object. The store is the truth; what is held in memory is a cache
-//! that may vanish at any await. Every change goes through [`Producer::apply`]: compute a
+//! that may vanish at any await. Every change goes through `Producer::apply`: compute a
 //! transition, commit it, swap the session, in one synchronous block. A chunk reaches readers only
 //! after its commit is durable (section 4 of the contract).
 
@@ -31,7 +31,11 @@ use publish::Publisher;
 /// How often the alarm looks after a running session, in milliseconds.
 const WATCHDOG_MS: u64 = 2_000;
 
-/// Executions of one run without a committed step after which the run fails.
+/// How often the alarm looks after a session that cannot be read, in milliseconds.
+const UNREADABLE_MS: u64 = 60_000;
+
+/// Executions of one run in a row without any progress after which the run fails. An answer, a
+/// call's result, forwarded chunks and a committed step are progress.
 const MAX_ATTEMPTS: u32 = 5;
 
 /// The driver of one session.
@@ -92,7 +96,15 @@ impl Producer {
                 "watchdog",
                 &[("code", error.code.as_str()), ("error", &error.message)],
             );
-            if let Err(error) = self.arm_watchdog().await {
+            // What cannot be read now will hardly be readable in a moment, but perhaps by a later
+            // version of the code.
+            let later = if error.code == Code::InvalidStoredState {
+                UNREADABLE_MS
+            } else {
+                WATCHDOG_MS
+            };
+            let at = self.now().saturating_add(later);
+            if let Err(error) = self.runtime.set_alarm(Some(at)).await {
                 self.log(
                     Level::Error,
                     "watchdog_not_armed",

@@ -158,6 +158,9 @@ impl Producer {
         if self.read(|_| ())?.is_some() {
             self.expect(agent_type, &request.session_id)?;
             if let Some(answer) = self.replay(key.as_ref())? {
+                // The answer is asked for again, so the first one may have been lost with the
+                // object, before it had armed its watchdog.
+                self.kick().await?;
                 return Ok(answer);
             }
             self.read(|session| session.check_parent(request.parent.as_ref()))?
@@ -241,6 +244,7 @@ impl Producer {
             .ok_or_else(Error::not_found)?;
         let key = Key::read(Action::Resume, &request, headers)?;
         if let Some(answer) = self.replay(key.as_ref())? {
+            self.kick().await?;
             return Ok(answer);
         }
         self.read(|session| session.check_parent(request.parent.as_ref()))?
@@ -272,7 +276,7 @@ impl Producer {
             .ok_or_else(Error::not_found)??;
         let database = self.store.database();
         let mut committed = false;
-        database.transaction(&mut || {
+        let outcome = database.transaction(&mut || {
             if let (Some(hook), Some(message)) = (&agent.before_entry, &request.message) {
                 let mut nothing = Map::new();
                 hook(&mut Entry {
@@ -286,7 +290,12 @@ impl Producer {
             self.store.commit(&transition.commit)?;
             committed = true;
             Ok(())
-        })?;
+        });
+        if outcome.is_err() {
+            // As in `commit`: the cache may be behind the store, the next read loads it anew.
+            *self.session.borrow_mut() = None;
+        }
+        outcome?;
         if committed {
             let last = transition.next.record.last_sequence;
             *self.session.borrow_mut() = Some(transition.next);

@@ -33,6 +33,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 struct Reader {
     producer: Rc<Producer>,
     cursor: Sequence,
+    /// The newest sequence when the reader came: what is above it is live.
+    head: Sequence,
     stage: Stage,
 }
 
@@ -86,6 +88,7 @@ impl Producer {
         let reader = Reader {
             producer: self.clone(),
             cursor,
+            head: record.last_sequence,
             stage,
         };
         let parts = stream::unfold(reader, |mut reader| async move {
@@ -150,7 +153,9 @@ impl Reader {
         }
         loop {
             let mark = self.producer.publisher.durable();
-            if let Some(page) = self.page(mark.0)? {
+            // A session that never stops writing is caught up with all the same.
+            let replayed = matches!(self.stage, Stage::Replaying) && self.cursor >= self.head;
+            if !replayed && let Some(page) = self.page(mark.0)? {
                 return Ok(Some(page));
             }
             // What is not durable yet is not told, a settled run included.
@@ -158,7 +163,7 @@ impl Reader {
                 self.stage = Stage::Done;
                 return Ok(Some(end));
             }
-            if matches!(self.stage, Stage::Replaying) && self.at_head()? {
+            if replayed {
                 self.stage = Stage::Following;
                 return Ok(Some(sse::encode_frame(&Frame::CaughtUp {
                     sequence: self.cursor,
@@ -213,10 +218,6 @@ impl Reader {
         }
         self.cursor = last;
         Ok(Some(text))
-    }
-
-    fn at_head(&self) -> Result<bool> {
-        Ok(self.producer.read(|session| session.record.last_sequence)? == Some(self.cursor))
     }
 
     /// The terminal frame of the latest run, once everything before it was sent and is durable.

@@ -34,106 +34,175 @@ pub struct Chunk {
     rename_all = "snake_case",
     rename_all_fields = "camelCase"
 )]
-#[allow(missing_docs)] // The contract's table documents the fields under the same names.
 pub enum ChunkBody {
+    /// More of the model's text.
     TextDelta {
+        /// The piece.
         delta: String,
     },
+    /// More of the model's reasoning.
     Thinking {
+        /// The piece.
         content: String,
+        /// Whether this ends it.
         is_complete: bool,
     },
+    /// The model begins to write a call.
     ToolArgStreamStart {
+        /// The call, unique in the session.
         tool_call_id: String,
+        /// The tool.
         tool_name: String,
     },
+    /// More of a call's arguments.
     ToolArgStreamDelta {
+        /// The call.
         tool_call_id: String,
+        /// A piece of JSON text, cut anywhere.
         delta: String,
     },
+    /// The model has written a call's arguments.
     ToolArgStreamEnd {
+        /// The call.
         tool_call_id: String,
     },
+    /// A tool begins.
     ToolStart {
+        /// The call.
         tool_call_id: String,
+        /// The tool.
         tool_name: String,
+        /// What it is called with.
         arguments: Value,
     },
+    /// A call has its result.
     ToolEnd {
+        /// The call.
         tool_call_id: String,
+        /// The tool.
         tool_name: String,
+        /// The result, or for a failure what the model may read of it.
         result: Value,
+        /// Whether it succeeded.
         success: bool,
+        /// The failure's sentence.
         #[serde(skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     },
+    /// A child is announced, before its start is sent.
     SubagentStart {
+        /// The child's session.
         sub_session_id: String,
+        /// The child's agent type.
         sub_agent_type: String,
+        /// The call that made it.
         tool_call_id: String,
+        /// Whether it lives in another service.
         remote: bool,
     },
+    /// A child's call is over; the call's `tool_end` follows at once.
     SubagentEnd {
+        /// The child's session.
         sub_session_id: String,
+        /// The child's agent type.
         sub_agent_type: String,
+        /// The call that made it.
         tool_call_id: String,
+        /// Whether it completed with a valid output.
         success: bool,
+        /// The output, when it succeeded.
         #[serde(skip_serializing_if = "Option::is_none")]
         result: Option<Value>,
+        /// The failure's sentence.
         #[serde(skip_serializing_if = "Option::is_none")]
         error: Option<String>,
     },
+    /// The state was changed within the step under way.
     StatePatch {
+        /// The change (RFC 6902).
         patches: Vec<PatchOperation>,
+        /// Its number: strictly increasing, never used twice, discarded patches included.
         #[serde(skip_serializing_if = "Option::is_none")]
         patch_ordinal: Option<u64>,
+        /// The ordinal of the patch that it was made on top of; 0 is the initial state.
         #[serde(skip_serializing_if = "Option::is_none")]
         patch_base: Option<u64>,
     },
+    /// Something that a tool said.
     Custom {
+        /// What it is called.
         event_name: String,
+        /// What it says.
         data: Value,
     },
+    /// The output of the run.
     Output {
+        /// The output.
         output: Value,
     },
+    /// A step was promoted: its state is visible from here on.
     StepCommitted {
+        /// Committed steps, this one included.
         step_count: u64,
+        /// The checkpoint that was written with it.
         checkpoint_id: String,
+        /// The last promoted patch ordinal; 0 when there was none. Old peers leave it out.
         #[serde(skip_serializing_if = "Option::is_none")]
         patch_ordinal: Option<u64>,
     },
+    /// The session's own state patches since `from_sequence` are void.
     StepDiscarded {
+        /// The step's number.
         step_count: u64,
+        /// Why.
         reason: String,
+        /// The newest sequence that stays valid; patches between it and this chunk do not.
         from_sequence: Sequence,
     },
+    /// A reader has to take a new snapshot.
     StreamResync {
+        /// Why.
         reason: String,
     },
+    /// The first run of a session begins.
     RunStarted {
+        /// The run.
         run_id: String,
+        /// Why, where there is a reason.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
+    /// A later run begins.
     RunResumed {
+        /// The run.
         run_id: String,
+        /// Why, where there is a reason.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
+    /// The run waits for its client.
     RunPaused {
+        /// The run.
         run_id: String,
+        /// Why, where there is a reason.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
+    /// The run was interrupted and can be resumed.
     RunInterrupted {
+        /// The run.
         run_id: String,
+        /// Why, as the caller said.
         #[serde(skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
+    /// Something went wrong that the stream should tell.
     Error {
+        /// The stable code.
         code: String,
+        /// One short sentence, safe to show.
         error: String,
+        /// More for developers.
         #[serde(skip_serializing_if = "Option::is_none")]
         detail: Option<String>,
     },

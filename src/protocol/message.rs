@@ -166,28 +166,39 @@ pub struct StopResponse {
 /// Answer of status.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[allow(missing_docs)] // Section 3 documents the fields under the same names.
 pub struct StatusResponse {
+    /// The session.
     pub session_id: String,
+    /// Its agent type. Old peers may leave it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_type: Option<String>,
+    /// Where it stands.
     pub status: SessionStatus,
+    /// Whether its object is at work on it right now; a sleeping one says `false`. Default `false`.
     #[serde(default)]
     pub is_executing: bool,
+    /// The stream to attach to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_id: Option<String>,
+    /// The latest run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<String>,
+    /// Committed steps. Default 0.
     #[serde(default)]
     pub step_count: u64,
+    /// The latest run's output, when it completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
+    /// The latest run's failure, as a sentence that is safe to show.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// The failure's stable code.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_code: Option<String>,
+    /// More about the failure for developers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_detail: Option<String>,
+    /// When the session last changed, in milliseconds since the Unix epoch. Default 0.
     #[serde(default)]
     pub updated_at: Timestamp,
 }
@@ -195,18 +206,26 @@ pub struct StatusResponse {
 /// Answer of snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[allow(missing_docs)] // Section 5 documents the fields under the same names.
 pub struct SnapshotResponse {
+    /// The session.
     pub session_id: String,
+    /// The stream that the position belongs to.
     pub stream_id: String,
+    /// The state as of that position; on a projected mount its projection.
     pub state: Value,
+    /// The sequence to attach at, exclusive; none once the session has ended.
     pub stream_sequence: Position,
+    /// The retention floor; 0 when the whole log is kept.
     pub oldest_retained_sequence: Sequence,
+    /// Committed steps.
     pub step_count: u64,
+    /// The checkpoint that the state is of. Old peers may leave it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_id: Option<String>,
+    /// The ordinal of the last patch in the state; absent without a position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patch_ordinal: Option<u64>,
+    /// Name and version of the projection; absent on a raw mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub projection: Option<String>,
 }
@@ -225,18 +244,24 @@ pub struct UsageResponse {
 /// The error envelope.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-#[allow(missing_docs)] // Section 2 documents the fields under the same names.
 pub struct ErrorEnvelope {
+    /// The stable code, also one that this version does not know.
     pub code: String,
+    /// One short sentence, safe to show to an end user.
     pub error: String,
+    /// More for developers; never a secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+    /// Whether the same request may succeed when it is sent again unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retryable: Option<bool>,
+    /// The stream to attach to, where the code says to attach.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_id: Option<String>,
+    /// The run to attach to, where the code says to attach.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run_id: Option<String>,
+    /// The request field that is at fault, as a dotted path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
 }

@@ -10,6 +10,9 @@
     unreachable_pub
 )]
 
+mod children;
+mod eviction;
+mod house;
 mod routes;
 mod session;
 mod stored;

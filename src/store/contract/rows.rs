@@ -69,6 +69,7 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
         error: None,
     });
     done.staged = vec![StagedPatch {
+        by_hook: false,
         ordinal: 9,
         patches: vec![PatchOperation {
             op: "add".into(),

@@ -1,0 +1,26 @@
+//! This service's one mount, and where the other service's is.
+//!
+//! The mount is raw and serves the writer alone, to whoever has the key. What lives in the other
+//! service is read through [`crate::proxy`], behind the same key.
+
+use remote_agents::Result;
+use remote_agents::mount::{Auth, Mount};
+use remote_agents::protocol::ids::AgentType;
+
+use crate::writer;
+
+/// The mount's base path.
+pub const PUBLIC: &str = "/agents";
+
+/// The base path of the other service's raw mount.
+pub const PRODUCER: &str = "/internal/agents";
+
+/// The mount of the writer. An unset or empty key refuses everything.
+///
+/// # Errors
+/// None in practice: the type is well formed.
+pub fn public(key: Option<String>) -> Result<Mount> {
+    Ok(Mount::new(PUBLIC)
+        .with_agents([AgentType::parse(writer::AGENT_TYPE)?])
+        .with_auth(Auth::Bearer(key)))
+}

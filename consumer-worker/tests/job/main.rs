@@ -1,0 +1,21 @@
+//! The whole job over both services in this process: writer, planner, researchers, their mounts as
+//! the Workers have them, the offline model, a virtual clock.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    missing_docs,
+    unreachable_pub
+)]
+
+mod checks;
+mod crash;
+mod library;
+mod routes;
+mod secrets;
+mod sizes;
+mod stopping;
+mod whole;
+mod world;
