@@ -225,7 +225,7 @@ class Workers {
       ...this.#common(name),
       ...(built === undefined
         ? { modules: [{ type: "ESModule", path: `${name}.mjs`, contents: script }] }
-        : this.#built(resolve(this.root, built, "build/index.js"))),
+        : this.#built(resolve(this.root, built, "build/index.js"), `cargo xtask build ${name}`)),
       bindings: vars,
       durableObjects: classes(objects),
       serviceBindings: Object.fromEntries(
@@ -235,10 +235,10 @@ class Workers {
   }
 
   /** The modules of a built Worker. */
-  #built(main) {
+  #built(main, command = "cargo xtask build") {
     const wasm = join(dirname(main), "index_bg.wasm");
     for (const file of [main, wasm]) {
-      if (!existsSync(file)) throw new Error(`${file} is missing: run \`cargo xtask build\``);
+      if (!existsSync(file)) throw new Error(`${file} is missing: run \`${command}\``);
     }
     return {
       modulesRoot: dirname(main),
