@@ -7,6 +7,7 @@
 
 mod calls;
 mod publish;
+mod retention;
 mod routes;
 mod run;
 mod stream;
@@ -236,6 +237,7 @@ impl Producer {
     }
 
     fn commit(&self, transition: Transition) -> Result<()> {
+        let transition = self.within_retention(transition);
         match self.store.commit(&transition.commit) {
             Ok(()) => {
                 let last = transition.next.record.last_sequence;

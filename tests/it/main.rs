@@ -15,4 +15,5 @@ mod eviction;
 mod house;
 mod routes;
 mod session;
+mod stored;
 mod support;

@@ -20,24 +20,30 @@ const COMPILE_LIMIT: Duration = Duration::from_secs(1800);
 const GZIP_SCRIPT: &str = "const { readFileSync } = require('node:fs'); const { gzipSync } = require('node:zlib');\
     const bytes = readFileSync(process.argv[1]); console.log(bytes.length, gzipSync(bytes).length);";
 
-/// One of the two.
+/// A Worker of this workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Worker {
     /// The agents that others call.
     Producer,
     /// The agent that calls them.
     Consumer,
+    /// The store's contract suite, for its test in workerd alone; never deployed.
+    Contract,
 }
 
 impl Worker {
-    /// Both, in the order in which they are deployed.
+    /// The two that are deployed, in that order.
     pub(crate) const ALL: [Self; 2] = [Self::Producer, Self::Consumer];
+
+    /// All that the tests in workerd run.
+    pub(crate) const TESTED: [Self; 3] = [Self::Producer, Self::Consumer, Self::Contract];
 
     /// Its environment in wrangler.toml.
     pub(crate) fn environment(self) -> &'static str {
         match self {
             Self::Producer => "producer",
             Self::Consumer => "consumer",
+            Self::Contract => "contract",
         }
     }
 
@@ -47,7 +53,10 @@ impl Worker {
     }
 
     fn folder(self, paths: &Paths) -> PathBuf {
-        paths.root.join(self.package())
+        match self {
+            Self::Producer | Self::Consumer => paths.root.join(self.package()),
+            Self::Contract => paths.root.join("miniflare").join(self.package()),
+        }
     }
 
     fn module(self, paths: &Paths) -> PathBuf {
@@ -69,7 +78,7 @@ pub(crate) fn run(provision: &Provision<'_>, workers: &[Worker]) -> Result<()> {
         compile(provision, *worker)?;
         package(provision, *worker)?;
     }
-    for worker in workers {
+    for worker in workers.iter().filter(|worker| Worker::ALL.contains(worker)) {
         check_size(provision, *worker)?;
     }
     Ok(())
