@@ -75,7 +75,7 @@ fn a_writer_passes_on_the_report_and_tells_it() {
     let (outcome, given) = write(&mut session, Ok(report()));
     assert_eq!(outcome.output, Some(report()));
     assert_eq!(given.len(), 1);
-    assert_eq!(given[0].0, json!({ "topic": "Ships in the harbour" }));
+    assert_eq!(given[0].0, json!({ "message": "Ships in the harbour" }));
     assert_eq!(
         given[0].1["documents"], documents,
         "the documents are handed down as they came"
@@ -136,7 +136,7 @@ fn a_second_message_is_researched_with_the_same_documents() {
     let mut second = report();
     second["topic"] = json!("Sails");
     let (outcome, given) = write(&mut session, Ok(second));
-    assert_eq!(given[0].0, json!({ "topic": "Sails" }));
+    assert_eq!(given[0].0, json!({ "message": "Sails" }));
     assert_eq!(given[0].1["documents"][0]["id"], "a");
     assert_eq!(outcome.state["topic"], "Sails");
 }

@@ -82,8 +82,8 @@ pub struct Research {
 /// What the research is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResearchInput {
-    /// What to research.
-    pub topic: String,
+    /// What to research. As the only field, and by this name, it is handed on as it stands.
+    pub message: String,
 }
 
 /// The report, as the research hands it in and the writer passes it on.

@@ -332,23 +332,18 @@ fn summary(sections: &[ThreadReport], sources: usize, documents: usize) -> Strin
         answered,
         count(sections.len(), "question"),
     );
+    // What stands in quotation marks is verbatim: a quotation that is too long to be repeated here
+    // is left to its section.
     let mut leading: Vec<&str> = Vec::new();
-    for quotation in sections
+    for quote in sections
         .iter()
         .filter_map(|section| section.findings.first())
+        .map(|finding| finding.quote.as_str())
+        .filter(|quote| quote.chars().count() <= SUMMARY_QUOTE)
     {
-        if !leading.contains(&quotation.quote.as_str()) && leading.len() < SUMMARY_QUOTES {
-            leading.push(&quotation.quote);
-            let short: String = quotation.quote.chars().take(SUMMARY_QUOTE).collect();
-            let more = if short.len() < quotation.quote.len() {
-                "…"
-            } else {
-                ""
-            };
-            summary.push_str(&format!(
-                " “{}{more}”",
-                short.split_whitespace().collect::<Vec<_>>().join(" ")
-            ));
+        if !leading.contains(&quote) && leading.len() < SUMMARY_QUOTES {
+            leading.push(quote);
+            summary.push_str(&format!(" “{quote}”"));
         }
     }
     summary

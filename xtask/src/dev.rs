@@ -20,7 +20,7 @@ pub(crate) struct Options {
     /// The consumer's port; the producer's public mount is on the next one.
     #[arg(long, default_value_t = 8787, value_parser = clap::value_parser!(u16).range(1..65535))]
     port: u16,
-    /// Forget all sessions and the development key first.
+    /// Forget the sessions and the development key of this pair of ports first.
     #[arg(long)]
     fresh: bool,
 }
@@ -33,14 +33,17 @@ pub(crate) fn run(provision: &Provision<'_>, options: &Options) -> Result<ExitCo
         check_free(port)?;
     }
     build::run(provision, &Worker::ALL)?;
+    // Each pair of ports has data of its own: two runs on one database would break each other.
+    let data = paths.data().join(options.port.to_string());
     if options.fresh {
-        progress::step("remove .data", || files::remove(&paths.data()))?;
+        let step = format!("remove .data/{}", options.port);
+        progress::step(&step, || files::remove(&data))?;
     }
     let mut command = provision.node()?.command();
     command
         .arg("miniflare/dev.mjs")
         .args(["--port", &options.port.to_string(), "--data"])
-        .arg(paths.data());
+        .arg(data);
     become_program(command)
 }
 
