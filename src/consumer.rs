@@ -112,7 +112,7 @@ pub async fn run_call(
     let terms = Terms::new(&sub, child.clone());
     let known = stored.is_some();
     let mut dispatch = Dispatch::new(terms, known, stored.and_then(|record| record.remote));
-    let mut cuts = Cuts::new(&*host, deadline);
+    let mut cuts = Cuts::new(&*host, deadline, sub.policy.read_timeout);
     if stopping || host.stop().is_set() {
         dispatch.handle_stop();
     } else if !known {
@@ -192,19 +192,26 @@ fn forward(
     host.forward(&child, stream, through, stamped)
 }
 
-/// What cuts a call short: the parent's stop and the call's deadline, each once.
+/// What cuts a call short: the parent's stop and the call's deadline, each once; and what bounds
+/// the wait for the end of a child that was told to stop.
 struct Cuts {
     stop: Option<LocalBoxFuture<'static, ()>>,
     deadline: Option<LocalBoxFuture<'static, ()>>,
+    drained: Option<LocalBoxFuture<'static, ()>>,
+    runtime: Rc<dyn Runtime>,
+    patience: Duration,
 }
 
 impl Cuts {
-    fn new(host: &dyn CallHost, deadline: Timestamp) -> Self {
+    fn new(host: &dyn CallHost, deadline: Timestamp, patience: Duration) -> Self {
         let runtime = host.runtime();
         let left = Duration::from_millis(deadline.saturating_sub(runtime.now()));
         Self {
             stop: Some(host.stop().wait().boxed_local()),
             deadline: Some(runtime.sleep(left)),
+            drained: None,
+            runtime,
+            patience,
         }
     }
 
@@ -215,13 +222,23 @@ impl Cuts {
         work: impl Future<Output = Event>,
     ) -> Option<Event> {
         let mut work = pin!(work);
+        if dispatch.is_draining() && self.drained.is_none() {
+            self.drained = Some(self.runtime.sleep(self.patience));
+        }
         loop {
             let stop = pin!(waiting(&mut self.stop));
             let deadline = pin!(waiting(&mut self.deadline));
-            let abandon = match select(work.as_mut(), select(stop, deadline)).await {
+            let drained = pin!(waiting(&mut self.drained));
+            let cut = select(stop, select(deadline, drained));
+            let abandon = match select(work.as_mut(), cut).await {
                 Either::Left((event, _)) => return Some(event),
                 Either::Right((Either::Left(_), _)) => dispatch.handle_stop(),
-                Either::Right((Either::Right(_), _)) => dispatch.handle_deadline(),
+                Either::Right((Either::Right((Either::Left(_), _)), _)) => {
+                    dispatch.handle_deadline()
+                }
+                Either::Right((Either::Right((Either::Right(_), _)), _)) => {
+                    dispatch.handle_drained()
+                }
             };
             if abandon == Abandon::Yes {
                 return None;

@@ -215,11 +215,17 @@ impl Transport for Child {
         stream: Option<&StreamId>,
     ) -> Call<'_, FrameStream> {
         self.say(format!("sse {from} {}", stream.unwrap()));
-        let frames = self
-            .streams
-            .borrow_mut()
-            .pop_front()
-            .expect("an attach beyond the script");
+        let interrupted = self
+            .log
+            .borrow()
+            .iter()
+            .any(|line| line.starts_with("interrupt"));
+        let frames = self.streams.borrow_mut().pop_front();
+        if frames.is_none() && interrupted {
+            // The attach that waits for a stopped child's end, where the script has no end for it.
+            return Box::pin(async { Err(TransportError::Unreachable("gone".into())) });
+        }
+        let frames = frames.expect("an attach beyond the script");
         let held = Held(self.dropped_streams.clone());
         Box::pin(async move {
             let frames: FrameStream = Box::pin(stream::unfold(

@@ -75,6 +75,8 @@ pub(super) enum Phase {
     Status,
     Resuming,
     Interrupting(Box<Draft>),
+    /// The child was told to stop: what it still says is forwarded, to its end if that comes soon.
+    Draining(Box<Draft>),
     Snapshot(Box<Draft>),
     Usage(Box<Draft>),
     Settled,
@@ -94,7 +96,7 @@ pub struct Dispatch {
     /// The child's stream, once it is known.
     pub(super) stream: Option<StreamId>,
     /// The last child sequence that is forwarded.
-    cursor: Sequence,
+    pub(super) cursor: Sequence,
     /// Where the next attach reads from when it is not the cursor.
     rewind: bool,
     /// Whether a `/start` may be on its way to the child, or was in an earlier life of the parent.
@@ -173,6 +175,11 @@ impl Dispatch {
             (Phase::Interrupting(draft), Event::Interrupted(answer)) => {
                 self.on_interrupted(*draft, answer)
             }
+            (Phase::Draining(draft), Event::Attached) => {
+                self.go(Phase::Draining(draft), Effect::Next)
+            }
+            (Phase::Draining(draft), Event::Frames(frames)) => self.on_drained(draft, frames),
+            (Phase::Draining(draft), Event::Dropped(_)) => self.conclude(*draft),
             (phase, _) => self.phase = phase,
         }
     }
@@ -211,12 +218,37 @@ impl Dispatch {
         )
     }
 
+    /// Whether the call only waits for the end of a child that was told to stop. The driver bounds
+    /// this wait and then says [`Self::handle_drained`].
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        matches!(self.phase, Phase::Draining(_))
+    }
+
+    /// The wait for the child's end has taken long enough.
+    pub fn handle_drained(&mut self) -> Abandon {
+        match std::mem::replace(&mut self.phase, Phase::Settled) {
+            Phase::Draining(draft) => {
+                self.effects
+                    .retain(|effect| matches!(effect, Effect::Forward { .. } | Effect::Note(_)));
+                self.conclude(*draft);
+                Abandon::Yes
+            }
+            phase => {
+                self.phase = phase;
+                Abandon::No
+            }
+        }
+    }
+
     /// Ends a call whose child may be at work.
     fn cut(&mut self, failure: CallFailure) -> Abandon {
         match self.phase {
-            Phase::Interrupting(_) | Phase::Snapshot(_) | Phase::Usage(_) | Phase::Settled => {
-                Abandon::No
-            }
+            Phase::Interrupting(_)
+            | Phase::Draining(_)
+            | Phase::Snapshot(_)
+            | Phase::Usage(_)
+            | Phase::Settled => Abandon::No,
             _ => {
                 // What is queued and not yet done belongs to the effect that is dropped now, except
                 // for chunks: those have been taken from the stream and are written all the same.
@@ -345,7 +377,8 @@ impl Dispatch {
         }
     }
 
-    fn on_frames(&mut self, frames: Vec<Frame>, now: Timestamp) {
+    /// Forwards the chunks that are new; the terminal frame, if it came.
+    fn take_chunks(&mut self, frames: Vec<Frame>) -> Option<Frame> {
         let mut chunks = Vec::new();
         let mut last = None;
         for frame in frames {
@@ -368,6 +401,19 @@ impl Dispatch {
             self.rewind = false;
             self.forward(chunks);
         }
+        last
+    }
+
+    /// Forwards what a child says that was told to stop, up to its end.
+    fn on_drained(&mut self, draft: Box<Draft>, frames: Vec<Frame>) {
+        match self.take_chunks(frames) {
+            None => self.go(Phase::Draining(draft), Effect::Next),
+            Some(_) => self.conclude(*draft),
+        }
+    }
+
+    fn on_frames(&mut self, frames: Vec<Frame>, now: Timestamp) {
+        let last = self.take_chunks(frames);
         match last {
             None => self.go(Phase::Streaming, Effect::Next),
             Some(Frame::End(end)) if end.status == SessionStatus::Completed => {

@@ -9,7 +9,7 @@ use super::fold::{checked_output, rollup};
 use super::machine::{Phase, Then, attach_instead, may_pass, retry_after};
 use super::{CallOutcome, Dispatch, Effect};
 use crate::error::Code;
-use crate::protocol::ids::{StreamId, Timestamp};
+use crate::protocol::ids::{Position, StreamId, Timestamp};
 use crate::protocol::message::{
     SessionStatus, SnapshotResponse, StartResponse, StatusResponse, StopResponse, UsageResponse,
 };
@@ -271,7 +271,19 @@ impl Dispatch {
                 if envelope.known_code() == Some(Code::NotFound) => {}
             Err(error) => self.note(format!("the child could not be told to stop: {error}")),
         }
-        self.conclude(draft);
+        let told = draft.usage == Fold::Wanted;
+        match self.stream.clone().filter(|_| told) {
+            // The child's last words are still to come: the ends of its own children, its last
+            // step. Without them the parent's log would leave them open for ever.
+            Some(stream) => {
+                let from = Position::At(self.cursor);
+                self.go(
+                    Phase::Draining(Box::new(draft)),
+                    Effect::Attach { from, stream },
+                );
+            }
+            None => self.conclude(draft),
+        }
     }
 
     pub(super) fn settle(&mut self, draft: Draft) {

@@ -36,7 +36,7 @@ const UNREADABLE_MS: u64 = 60_000;
 
 /// Executions of one run in a row without any progress after which the run fails. An answer, a
 /// call's result, forwarded chunks and a committed step are progress.
-const MAX_ATTEMPTS: u32 = 5;
+const MAX_ATTEMPTS: u32 = 10;
 
 /// The driver of one session.
 pub struct Producer {

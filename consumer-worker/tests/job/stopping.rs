@@ -93,6 +93,17 @@ fn an_interrupted_job_is_resumed_to_its_report() {
                 panic!("{point}: {end:?}")
             };
             assert_eq!(json!(end.status), "interrupted");
+            // The stopped child was heard to its end: nobody who was announced is left open.
+            let told = |kind: &str| {
+                let mut told: Vec<String> = log
+                    .iter()
+                    .filter(|(_, chunk)| chunk["type"] == kind)
+                    .map(|(_, chunk)| chunk["subSessionId"].to_string())
+                    .collect();
+                told.sort();
+                told
+            };
+            assert_eq!(told("subagent_start"), told("subagent_end"), "{point}");
             let own = log.iter().filter(|(_, chunk)| chunk["agentId"] == WRITER);
             let ends = own
                 .filter(|(_, chunk)| chunk["type"] == "run_interrupted")

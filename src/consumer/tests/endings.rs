@@ -14,8 +14,8 @@ async fn the_deadline_interrupts_the_child_and_a_restart_does_not_extend_it() {
         assert_eq!(World::code(&outcome), "run_timeout");
         assert_eq!(world.parent.runtime.elapsed(), deadline);
         assert_eq!(
-            world.log()[world.log().len() - 2..],
-            ["interrupt run_timeout", "usage"]
+            world.log()[world.log().len() - 3..],
+            ["interrupt run_timeout", "sse 1 st_1", "usage"]
         );
         assert_eq!(outcome.usage.unwrap().0.steps, 7);
         assert_eq!(world.child.dropped_streams.get(), 1);
@@ -40,6 +40,29 @@ async fn a_stop_interrupts_the_child_and_waits_no_longer_than_a_read() {
     assert_eq!(World::code(&outcome), "run_interrupted");
     assert_eq!(world.parent.runtime.elapsed(), 15_000);
     assert_eq!(world.parent.notes.borrow().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_child_is_heard_to_its_end_and_no_longer_than_a_read_may_take() {
+    // Its last words come a second after the interrupt.
+    let world = World::new([
+        vec![chunk(1), hang()],
+        vec![after(1000, chunk(2)), chunk(3), completed()],
+    ]);
+    world.child.interrupts.borrow_mut().push_back(stop_answer());
+    let outcome = world.stopped_after(5000).await;
+    assert_eq!(World::code(&outcome), "run_interrupted");
+    assert_eq!(world.forwarded(), [1, 2, 3]);
+    assert_eq!(world.parent.runtime.elapsed(), 6000);
+
+    // It goes on talking as if nothing had been said.
+    let mut endless = vec![chunk(1)];
+    endless.extend((2..100).map(|n| after(1000, chunk(n))));
+    let world = World::new([vec![hang()], endless]);
+    world.child.interrupts.borrow_mut().push_back(stop_answer());
+    let outcome = world.stopped_after(5000).await;
+    assert_eq!(World::code(&outcome), "run_interrupted");
+    assert_eq!(world.parent.runtime.elapsed(), 15_000);
 }
 
 #[tokio::test(start_paused = true)]
@@ -259,7 +282,10 @@ async fn a_ref_that_is_stopping_is_stopped_and_a_settled_one_left_alone() {
         ..stored_ref()
     });
     assert_eq!(World::code(&world.outcome().await), "run_interrupted");
-    assert_eq!(world.log(), ["interrupt run_interrupted", "usage"]);
+    assert_eq!(
+        world.log(),
+        ["interrupt run_interrupted", "sse 3 st_1", "usage"]
+    );
 
     for status in [SubStatus::Completed, SubStatus::Failed] {
         let world = World::new([]);

@@ -92,6 +92,13 @@ impl Bench {
         self.tell(Event::Frames(frames))
     }
 
+    /// The interrupt is delivered, and the wait for the child's end comes to nothing.
+    fn tell_interrupted(&mut self) -> Vec<Effect> {
+        let effects = self.tell(interrupted());
+        assert!(self.dispatch.is_draining(), "{effects:?}");
+        self.drop_stream()
+    }
+
     fn drop_stream(&mut self) -> Vec<Effect> {
         self.tell(Event::Dropped(unreachable()))
     }

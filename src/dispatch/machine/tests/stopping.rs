@@ -96,7 +96,7 @@ fn a_stop_interrupts_the_child_wherever_the_call_stands() {
         let mut bench = reach();
         assert_eq!(bench.dispatch.handle_deadline(), Abandon::Yes, "{place}");
         assert_eq!(bench.effects(), interrupt(Code::RunTimeout), "{place}");
-        assert_eq!(bench.tell(interrupted()), [Effect::ReadUsage]);
+        assert_eq!(bench.tell_interrupted(), [Effect::ReadUsage]);
         let effects = bench.tell(usage(9));
         assert_eq!(
             failure(&effects),
@@ -146,6 +146,48 @@ fn an_interrupt_of_a_child_that_has_ended_still_counts_its_usage() {
     bench.effects();
     assert_eq!(
         bench.tell(Event::Interrupted(Err(refused(409, "ALREADY_COMPLETED")))),
-        [Effect::ReadUsage]
+        [attach("st_1", 0)]
     );
+    assert_eq!(bench.drop_stream(), [Effect::ReadUsage]);
+}
+
+#[test]
+fn what_a_stopped_child_still_says_is_forwarded_to_its_end() {
+    let mut bench = Bench::streaming();
+    bench.frames(vec![chunk(1)]);
+    bench.dispatch.handle_stop();
+    bench.effects();
+    assert_eq!(bench.tell(interrupted()), [attach("st_1", 1)]);
+    assert_eq!(bench.tell(Event::Attached), [Effect::Next]);
+    // Neither a second stop nor the deadline cuts the wait: the driver bounds it.
+    assert_eq!(
+        (
+            bench.dispatch.handle_stop(),
+            bench.dispatch.handle_deadline()
+        ),
+        (Abandon::No, Abandon::No)
+    );
+    let effects = bench.frames(vec![chunk(1), chunk(2)]);
+    assert!(
+        matches!(&effects[..], [Effect::Forward { through: 2, chunks, .. }, Effect::Next] if chunks.len() == 1)
+    );
+    // Whatever its end says, the call was stopped.
+    let effects = bench.frames(vec![chunk(3), Frame::End(completed())]);
+    assert!(matches!(
+        &effects[..],
+        [Effect::Forward { through: 3, .. }, Effect::ReadUsage]
+    ));
+    assert_eq!(failure(&bench.tell(usage(2))).0, "run_interrupted");
+}
+
+#[test]
+fn the_wait_for_a_stopped_child_s_end_is_bounded() {
+    let mut bench = Bench::streaming();
+    assert_eq!(bench.dispatch.handle_drained(), Abandon::No);
+    bench.dispatch.handle_stop();
+    bench.effects();
+    bench.tell(interrupted());
+    assert_eq!(bench.dispatch.handle_drained(), Abandon::Yes);
+    assert_eq!(bench.effects(), [Effect::ReadUsage]);
+    assert_eq!(failure(&bench.tell(usage(2))).0, "run_interrupted");
 }
