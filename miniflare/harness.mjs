@@ -8,6 +8,7 @@ import { execFileSync } from "node:child_process";
 import { randomBytes } from "node:crypto";
 import { existsSync, mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { createRequire } from "node:module";
+import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { basename, dirname, join, resolve } from "node:path";
 import { createInterface } from "node:readline";
@@ -50,6 +51,23 @@ export async function startWorkers(options = {}) {
   const workers = new Workers(options);
   await workers.start();
   return workers;
+}
+
+/**
+ * A free port below those that the system hands out for outgoing connections: one of those could be taken by any
+ * program between a kill and the start after it.
+ */
+async function freePort() {
+  for (let tries = 0; tries < 100; tries++) {
+    const port = 20000 + Math.floor(Math.random() * 12000);
+    const server = createServer();
+    const free = await new Promise((done) => {
+      server.once("error", () => done(false));
+      server.listen(port, "127.0.0.1", () => server.close(() => done(true)));
+    });
+    if (free) return port;
+  }
+  throw new Error("no port from 20000 to 31999 is free on 127.0.0.1");
 }
 
 /** A request for the producer's raw mount, as the consumer's binding makes it; see `internalCaller`. */
@@ -100,12 +118,14 @@ class Workers {
   async start() {
     process.env.MINIFLARE_WORKERD_PATH = WORKERD;
     this.#earlier = new Set(childPids().map(({ pid }) => pid));
+    for (const name of [...ROLES, ...this.#extra.map((worker) => worker.name)]) {
+      this.#ports[name] ??= await freePort();
+    }
     const miniflare = new Miniflare(this.#miniflareOptions());
     try {
       await miniflare.ready;
       for (const name of [...ROLES, ...this.#extra.map((worker) => worker.name)]) {
         const url = await miniflare.unsafeGetDirectURL(this.#workerName(name));
-        this.#ports[name] = Number(url.port);
         this.urls[name] = url.origin;
       }
     } catch (error) {
@@ -255,7 +275,7 @@ class Workers {
       name: this.#workerName(name),
       compatibilityDate: this.#config.compatibility_date,
       compatibilityFlags: this.#config.compatibility_flags,
-      unsafeDirectSockets: [{ host: "127.0.0.1", port: this.#ports[name] ?? 0 }],
+      unsafeDirectSockets: [{ host: "127.0.0.1", port: this.#ports[name] }],
     };
     if (outbound === "allow") return options;
     return { ...options, outboundService: outbound === "block" ? (request) => this.#refuse(request) : outbound };
