@@ -57,7 +57,7 @@ function firstJob({ consumer, producer }, key) {
   const sessionId = `demo-${randomBytes(3).toString("hex")}`;
   const body = {
     sessionId,
-    message: "How do tides arise, and what makes them high?",
+    message: "How do tides arise, and when are tides highest?",
     state: {
       documents: [
         {

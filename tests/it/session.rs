@@ -200,6 +200,34 @@ fn the_first_byte_precedes_the_first_token_and_events_come_as_they_are_written()
 }
 
 #[test]
+fn a_silent_stream_says_every_fifteen_seconds_that_it_lives() {
+    in_world(|| async {
+        use futures::StreamExt as _;
+        let model = scripted(|_| calls(&[("c1", "hang", json!({"note": "x"}))]));
+        let client = client(open_mount(), move |_| vec![noter(model.clone())]);
+        start(&client, "s1").await;
+        let response = client
+            .send("GET", "/agents/noter/sse?sessionId=s1", &[], "")
+            .await;
+        let remote_agents::http::Body::Stream(mut body) = response.into_body() else {
+            panic!()
+        };
+        let mut next =
+            async || String::from_utf8(body.next().await.unwrap().unwrap().to_vec()).unwrap();
+        while !next().await.contains("tool_start") {}
+        let mut silences = Vec::new();
+        let mut last = tokio::time::Instant::now();
+        while silences.len() < 3 {
+            if next().await == ": ping\n\n" {
+                silences.push(last.elapsed().as_secs());
+            }
+            last = tokio::time::Instant::now();
+        }
+        assert_eq!(silences, [15, 15, 15]);
+    });
+}
+
+#[test]
 fn positions_outside_the_log_are_told_and_never_skipped() {
     in_world(|| async {
         let client = client(open_mount(), |_| vec![noter(two_notes())]);
