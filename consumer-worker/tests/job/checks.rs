@@ -35,7 +35,9 @@ pub fn of<'a>(log: &'a Log, session: &'a str) -> impl Iterator<Item = &'a Value>
 }
 
 pub fn count(log: &Log, kind: &str) -> usize {
-    log.iter().filter(|(_, chunk)| chunk["type"] == kind).count()
+    log.iter()
+        .filter(|(_, chunk)| chunk["type"] == kind)
+        .count()
 }
 
 /// All that must hold of a job that is over, completed or not.
@@ -67,7 +69,10 @@ pub fn each_child_chunk_stands_once(log: &Log) {
             assert!(chunk["origin"].is_null());
             continue;
         }
-        let key = (source["childSessionId"].to_string(), source["childSequence"].as_u64().unwrap());
+        let key = (
+            source["childSessionId"].to_string(),
+            source["childSequence"].as_u64().unwrap(),
+        );
         assert!(seen.insert(key.clone()), "{key:?} stands twice");
         let origin = &chunk["origin"];
         assert_eq!(origin["sessionId"], chunk["agentId"], "{sequence}: {chunk}");
@@ -131,7 +136,10 @@ pub fn law_of_the_step(world: &World, log: &Log) {
         match chunk["type"].as_str().unwrap() {
             "state_patch" => {
                 let ordinal = chunk["patchOrdinal"].as_u64().unwrap();
-                assert!(ordinal > document.highest, "{sequence}: an ordinal came again");
+                assert!(
+                    ordinal > document.highest,
+                    "{sequence}: an ordinal came again"
+                );
                 assert_eq!(chunk["patchBase"], document.ordinal, "{sequence}: {chunk}");
                 let patch: json_patch::Patch =
                     serde_json::from_value(chunk["patches"].clone()).unwrap();
@@ -164,7 +172,11 @@ pub fn calls_end_once(log: &Log) {
             if kind == start || kind == end {
                 let id = format!("{} {}", chunk["agentId"], chunk[key]);
                 let counts = open.entry(id).or_default();
-                *(if kind == start { &mut counts.0 } else { &mut counts.1 }) += 1;
+                *(if kind == start {
+                    &mut counts.0
+                } else {
+                    &mut counts.1
+                }) += 1;
             }
         }
         open
@@ -229,7 +241,10 @@ pub fn quotes_are_verbatim(report: &Value, documents: &[Value]) -> usize {
             let id = finding["documentId"].as_str().unwrap();
             let document = documents.iter().find(|document| document["id"] == id);
             let text = document.unwrap()["text"].as_str().unwrap();
-            assert!(!quote.trim().is_empty() && text.contains(quote), "{id}: {quote:?}");
+            assert!(
+                !quote.trim().is_empty() && text.contains(quote),
+                "{id}: {quote:?}"
+            );
             named.insert(id);
             quotes += 1;
         }

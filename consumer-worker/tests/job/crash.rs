@@ -58,9 +58,15 @@ fn run(crash: Option<Crash>) -> Outcome {
         let reader = {
             let world = world.clone();
             // A reader wakes what it reads, so that half of the jobs go without one.
-            let reads = crash.as_ref().is_none_or(|crash| crash.moment == CommitMoment::After);
+            let reads = crash
+                .as_ref()
+                .is_none_or(|crash| crash.moment == CommitMoment::After);
             async move {
-                if reads { Some(world.follow_writer().await.0) } else { None }
+                if reads {
+                    Some(world.follow_writer().await.0)
+                } else {
+                    None
+                }
             }
         };
         world.start(topic, &documents).await;
@@ -145,7 +151,11 @@ fn step_through(choose: impl Fn(&str) -> bool, everyone: bool) {
             }
         }
     }
-    println!("{runs} crashes of {:?} in {:?}", plain.commits, began.elapsed());
+    println!(
+        "{runs} crashes of {:?} in {:?}",
+        plain.commits,
+        began.elapsed()
+    );
     assert!(runs > 40);
 }
 
@@ -156,7 +166,10 @@ fn assert_same(plain: &Outcome, disturbed: &Outcome, name: &str) {
         for field in ["tools", "steps"] {
             assert_eq!(other[field], usage[field], "{name}: {field} of {place}");
         }
-        assert_eq!(other["subAgents"]["calls"], usage["subAgents"]["calls"], "{name}");
+        assert_eq!(
+            other["subAgents"]["calls"], usage["subAgents"]["calls"],
+            "{name}"
+        );
         assert_eq!(other["partial"], false, "{name}: {place}");
         // What costs more is a call to the model that was made again; a call's id that was used up
         // is a little longer, and so is every prompt that holds it.
@@ -167,11 +180,18 @@ fn assert_same(plain: &Outcome, disturbed: &Outcome, name: &str) {
             again.remove(at.unwrap_or_else(|| panic!("{name}: a call of {place} is missing")));
         }
         for tokens in &again {
-            assert!(plain.calls[place].iter().any(|call| like(*call)(tokens)), "{name}");
+            assert!(
+                plain.calls[place].iter().any(|call| like(*call)(tokens)),
+                "{name}"
+            );
         }
     }
     let sum = |outcome: &Outcome| -> u64 { outcome.calls.values().flatten().sum() };
-    assert_eq!(disturbed.usage["writer"]["tokens"]["total"], sum(disturbed), "{name}");
+    assert_eq!(
+        disturbed.usage["writer"]["tokens"]["total"],
+        sum(disturbed),
+        "{name}"
+    );
     assert_eq!(disturbed.usage.len(), plain.usage.len(), "{name}");
 }
 

@@ -33,13 +33,46 @@ pub const SUBJECTS: [&str; 6] = [
 ];
 
 const WORDS: [&str; 28] = [
-    "keeper", "storm", "naïve", "señal", "Größe", "東京", "океан", "שלום", "e\u{301}tude", "🚢",
-    "👩\u{200d}🚀", "<b>bold</b>", "*starred*", "`code`", "[link](http://x/?a=1&b=2)", "\"quoted\"",
-    "back\\slash", "'single'", "&amp;", "a/b", "x_y", "100%", "—", "it’s", "\u{feff}mark", "O'Neil",
-    "tab\there", "nbsp\u{a0}here",
+    "keeper",
+    "storm",
+    "naïve",
+    "señal",
+    "Größe",
+    "東京",
+    "океан",
+    "שלום",
+    "e\u{301}tude",
+    "🚢",
+    "👩\u{200d}🚀",
+    "<b>bold</b>",
+    "*starred*",
+    "`code`",
+    "[link](http://x/?a=1&b=2)",
+    "\"quoted\"",
+    "back\\slash",
+    "'single'",
+    "&amp;",
+    "a/b",
+    "x_y",
+    "100%",
+    "—",
+    "it’s",
+    "\u{feff}mark",
+    "O'Neil",
+    "tab\there",
+    "nbsp\u{a0}here",
 ];
 
-const ENDS: [&str; 8] = [". ", "! ", "? ", ".\r\n", ".\n\n", "…\n", ".\r\n\r\n- ", "。"];
+const ENDS: [&str; 8] = [
+    ". ",
+    "! ",
+    "? ",
+    ".\r\n",
+    ".\n\n",
+    "…\n",
+    ".\r\n\r\n- ",
+    "。",
+];
 
 /// A topic that asks for all of the subjects.
 pub fn topic() -> String {
@@ -80,6 +113,8 @@ pub fn few() -> (&'static str, Vec<Value>) {
         { "id": "a", "title": "A", "text": "Lighthouses burn oil.\r\nA keeper trims the wick." },
         { "id": "b", "title": "B", "text": "Knots hold ropes, \"fest\" 結び." },
     ]);
-    let Value::Array(documents) = documents else { panic!() };
+    let Value::Array(documents) = documents else {
+        panic!()
+    };
     ("lighthouses and knots", documents)
 }

@@ -16,7 +16,9 @@ use crate::world::{Side, WRITER, World, in_world};
 
 async fn ends_well(world: &World) -> (Value, Value, Value) {
     let (log, end) = world.follow_writer().await;
-    let Frame::End(end) = end else { panic!("{end:?}") };
+    let Frame::End(end) = end else {
+        panic!("{end:?}")
+    };
     assert_eq!(log, writer_log(world), "what was read is what is stored");
     (end.output.unwrap(), end.state.unwrap(), end.usage.unwrap())
 }
@@ -50,11 +52,18 @@ fn random_documents_are_researched_and_quoted_verbatim() {
                 .iter()
                 .map(|thread| thread["id"].as_str().unwrap())
                 .collect();
-            let sections: Vec<&str> =
-                report.sections.iter().map(|section| section.thread_id.as_str()).collect();
+            let sections: Vec<&str> = report
+                .sections
+                .iter()
+                .map(|section| section.thread_id.as_str())
+                .collect();
             assert_eq!(sections, threads);
             for section in &report.sections {
-                assert!(!section.findings.is_empty(), "seed {seed}: {}", section.question);
+                assert!(
+                    !section.findings.is_empty(),
+                    "seed {seed}: {}",
+                    section.question
+                );
             }
 
             let findings = snapshot["state"]["findings"].as_array().unwrap().len();
@@ -62,8 +71,15 @@ fn random_documents_are_researched_and_quoted_verbatim() {
                 state["research"],
                 json!({ "phase": "done", "threadCount": 6, "findingCount": findings, "sessionId": planner })
             );
-            assert_eq!((&state["phase"], &state["topic"]), (&json!("researched"), &json!(topic())));
-            assert_eq!(state.get("documents"), None, "the documents do not stay in the state");
+            assert_eq!(
+                (&state["phase"], &state["topic"]),
+                (&json!("researched"), &json!(topic()))
+            );
+            assert_eq!(
+                state.get("documents"),
+                None,
+                "the documents do not stay in the state"
+            );
 
             assert_four_at_once(&own(&log, planner.as_str()));
             child_ends_are_followed_by_their_calls(&own(&log, planner.as_str()));
@@ -125,7 +141,10 @@ async fn assert_usage_is_the_sum(world: &World, end: &Value) {
         ];
         assert_eq!(told.map(number), sum);
         assert_eq!(rollup["subAgents"]["calls"], 7);
-        assert_eq!(rollup["byModel"]["offline"]["total"], rollup["tokens"]["total"]);
+        assert_eq!(
+            rollup["byModel"]["offline"]["total"],
+            rollup["tokens"]["total"]
+        );
     }
 }
 
@@ -135,13 +154,18 @@ fn without_documents_the_projects_own_documentation_is_quoted() {
         world.start("architecture and changelog", &[]).await;
         let (output, _, _) = ends_well(&world).await;
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-        let corpus: Vec<Value> = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-            .into_iter()
-            .map(|name| {
-                let text = std::fs::read_to_string(format!("{root}/{name}")).unwrap();
-                json!({ "id": name, "text": text })
-            })
-            .collect();
+        let corpus: Vec<Value> = [
+            "README.md",
+            "ARCHITECTURE.md",
+            "CONTRIBUTING.md",
+            "CHANGELOG.md",
+        ]
+        .into_iter()
+        .map(|name| {
+            let text = std::fs::read_to_string(format!("{root}/{name}")).unwrap();
+            json!({ "id": name, "text": text })
+        })
+        .collect();
         assert!(quotes_are_verbatim(&output, &corpus) > 0, "{output}");
         hold(&world);
         nothing_is_lost_on_the_way(&world);

@@ -385,7 +385,14 @@ impl World {
             .map(|id| (id, "writer"))
             .chain(self.researchers.sessions().into_iter().map(|id| {
                 let researcher = id.as_str().contains("-sub-");
-                (id, if researcher { "thread-researcher" } else { "planner" })
+                (
+                    id,
+                    if researcher {
+                        "thread-researcher"
+                    } else {
+                        "planner"
+                    },
+                )
             }))
             .filter(|(id, _)| self.store(id).session().unwrap().is_some())
             .collect();
