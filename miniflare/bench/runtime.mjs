@@ -100,9 +100,10 @@ export function contestants(scratch) {
  * Starts workerd with some contestants, each behind a URL of its own and with a hop before it.
  *
  * @param {Contestant[]} chosen
- * @param {{data: string, counted?: boolean}} options  `data`: the folder of the databases.
+ * @param {{data: string, counted?: boolean, inspect?: boolean}} options  `data`: the folder of the databases;
+ *   `inspect`: with the inspector, for a profiler.
  */
-export async function startWorld(chosen, { data, counted = false }) {
+export async function startWorld(chosen, { data, counted = false, inspect = false }) {
   process.env.MINIFLARE_WORKERD_PATH = WORKERD;
   const earlier = new Set(children());
   const common = (name) => ({
@@ -118,6 +119,7 @@ export async function startWorld(chosen, { data, counted = false }) {
     port: 0,
     log: new Log(LogLevel.NONE),
     durableObjectsPersist: data,
+    ...(inspect ? { inspectorPort: 0 } : {}),
     handleRuntimeStdio: (...streams) => streams.forEach((stream) => stream.on("data", (text) => logs.push(String(text)))),
     workers: chosen.flatMap(({ name, worker }) => [
       {
@@ -136,7 +138,8 @@ export async function startWorld(chosen, { data, counted = false }) {
     hops[name] = (await miniflare.unsafeGetDirectURL(`${name}-hop`)).origin;
   }
   const pid = children().find((child) => !earlier.has(child));
-  return { urls, hops, pid, logs, data, stop: () => miniflare.dispose() };
+  const inspector = inspect ? await miniflare.getInspectorURL() : undefined;
+  return { urls, hops, pid, logs, data, inspector, stop: () => miniflare.dispose() };
 }
 
 /** A fresh folder for databases: on disk under `scratch`, or backed by memory. */

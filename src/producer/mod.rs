@@ -230,7 +230,7 @@ impl Producer {
             Ok(()) => {
                 let last = transition.next.record.last_sequence;
                 *self.session.borrow_mut() = Some(transition.next);
-                self.publisher.committed(last);
+                self.publisher.said(last, &transition.commit);
                 Ok(())
             }
             Err(error) => {
