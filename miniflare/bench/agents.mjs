@@ -30,7 +30,7 @@ export class Packed extends DurableObject {
       case "fill":
         return Response.json(await this.appendAll(writer, id, number("commits"), number("per"), delta, FILL_COMMITS));
       case "live":
-        return Response.json(await this.live(writer, id, delta, request.body));
+        return Response.json(await this.live(writer, id, number("commits"), number("every"), delta));
       case "finish":
         writer.close();
         return Response.json({});
@@ -49,18 +49,19 @@ export class Packed extends DurableObject {
     return { ms: Date.now() - started, last: this.last };
   }
 
-  async live(writer, id, delta, body) {
-    let reads = 0;
-    let ticks = 0;
-    for await (const part of body) {
-      reads += 1;
-      ticks += part.length;
-      this.held.push(...this.chunks(id, part.length, delta));
-      while (this.held.length >= SEGMENT) this.append(writer, this.held.splice(0, SEGMENT));
+  async live(writer, id, ticks, every, delta) {
+    const started = Date.now();
+    const late = [];
+    for (let tick = 0; tick < ticks; tick += 1) {
+      const due = started + tick * every;
+      if (Date.now() < due) await scheduler.wait(due - Date.now());
+      late.push(Math.max(0, Date.now() - due));
+      this.held.push(...this.chunks(id, 1, `${Date.now()}${delta}`));
+      if (this.held.length >= SEGMENT) this.append(writer, this.held.splice(0, SEGMENT));
       await this.ctx.storage.sync();
     }
     if (this.held.length > 0) this.append(writer, this.held.splice(0));
-    return { reads, ticks };
+    return { late };
   }
 
   append(writer, chunks) {

@@ -26,7 +26,9 @@ export function goals({ samples, facts, contestants }) {
     }
     for (const readers of [1, 10, 100]) {
       most(`live tail p99, ${readers} readers, against B2`, storage, 1.2, ratio(storage, `live ${readers}`, "p99", "ours", "B2"));
-      most(`live tail, ${readers} readers: ticks that found the writer behind`, storage, 0.02, value(storage, `live ${readers}`, "ours", "coalesced"));
+      // It has a text every 5 ms; on a machine where nobody's writer is on time, ours may be as late as theirs.
+      const late = Math.max(5, value(storage, `live ${readers}`, "B2", "writerLate") ?? 0);
+      most(`live tail, ${readers} readers: how late the writer is, p99 ms`, storage, late, value(storage, `live ${readers}`, "ours", "writerLate"));
     }
     least("replay, against B2", storage, 0.9, ratio(storage, "replay", "mbPerSecond", "ours", "B2"));
     most("another request's worst wait meanwhile, against B2", storage, 1.5, ratio(storage, "replay", "worstWait", "ours", "B2"));

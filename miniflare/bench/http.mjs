@@ -28,6 +28,7 @@ export const post = (base, path, body) => call(base, path, { method: "POST", bod
 export const ownAgent = () => new http.Agent({ keepAlive: true, maxSockets: 1 });
 
 const ID = Buffer.from("\nid: ");
+const TEXT = Buffer.from('"delta":"');
 const CAUGHT_UP = [Buffer.from("event: caught-up"), Buffer.from("event: up-to-date")];
 const ENDED = [Buffer.from("event: end"), Buffer.from("event: done")];
 
@@ -59,18 +60,20 @@ export class Reader {
     this.headers.catch(() => {});
   }
 
-  /** Reads on; `onId` is told every id with its time. */
-  async read(onId) {
+  /** Reads on; `onText` is told the stamp of every chunk's text and when it came. */
+  async read(onText) {
     await this.headers;
     let rest = Buffer.from("\n");
     this.response.on("data", (part) => {
       const now = performance.now();
       const joined = rest.length === 0 ? part : Buffer.concat([rest, part]);
       this.bytes += part.length;
-      if (onId) {
-        for (let at = joined.indexOf(ID); at >= 0; at = joined.indexOf(ID, at + 5)) this.#saw(joined, at, now, onId);
-      } else {
-        this.#saw(joined, joined.lastIndexOf(ID), now);
+      this.#saw(joined, joined.lastIndexOf(ID), now);
+      if (onText) {
+        for (let at = joined.indexOf(TEXT); at >= 0; at = joined.indexOf(TEXT, at + TEXT.length)) {
+          const stamp = joined.toString("latin1", at + TEXT.length, at + TEXT.length + 13);
+          if (stamp.length === 13) onText(Number(stamp), performance.timeOrigin + now);
+        }
       }
       if (this.caughtUpAt === undefined && CAUGHT_UP.some((mark) => joined.includes(mark))) this.onCaughtUp((this.caughtUpAt = now));
       if (ENDED.some((mark) => joined.includes(mark))) this.onEnd((this.endedAt = now));
@@ -79,17 +82,14 @@ export class Reader {
     return this;
   }
 
-  #saw(bytes, at, now, onId) {
+  #saw(bytes, at, now) {
     if (at < 0) return;
     const end = bytes.indexOf(0x0a, at + 1);
     if (end < 0) return;
     const id = Number(bytes.toString("latin1", at + 5, end));
     if (id < this.last) return;
     if (this.firstChunkAt === undefined) this.onFirst((this.firstChunkAt = now));
-    if (id > this.last || this.last === 0) {
-      this.last = id;
-      onId?.(id, now);
-    }
+    this.last = id;
   }
 
   /** Completes when `promise` does, or fails with the connection. */
@@ -100,37 +100,5 @@ export class Reader {
   close() {
     this.closed = true;
     this.request.destroy();
-  }
-}
-
-/** A request whose body is written byte by byte. */
-export class Ticker {
-  constructor(base, path) {
-    this.answer = new Promise((resolve, reject) => {
-      this.request = http.request(base + path, { method: "POST", agent: false }, (response) => {
-        const parts = [];
-        response.on("data", (part) => parts.push(part));
-        response.on("end", () => {
-          const text = Buffer.concat(parts).toString("utf8");
-          if (response.statusCode === 200) resolve(JSON.parse(text));
-          else reject(new Error(`${path}: ${response.statusCode} ${text.slice(0, 300)}`));
-        });
-      });
-      this.request.on("error", reject);
-      this.request.on("socket", (socket) => socket.setNoDelay(true));
-      this.request.flushHeaders();
-    });
-  }
-
-  /** One tick; its time. */
-  tick() {
-    const now = performance.now();
-    this.request.write(".");
-    return now;
-  }
-
-  end() {
-    this.request.end();
-    return this.answer;
   }
 }

@@ -1,7 +1,7 @@
 // What is measured. Each measure runs once for one contestant and gives numbers; the runner repeats and alternates.
 
 import { startWorld, residentMiB, bytesWritten } from "./runtime.mjs";
-import { call, ownAgent, post, Reader, Ticker } from "./http.mjs";
+import { call, ownAgent, post, Reader } from "./http.mjs";
 
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
@@ -10,7 +10,11 @@ export function quantile(values, q) {
   return sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))];
 }
 
-export const median = (values) => quantile(values, 0.5);
+export function median(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const middle = Math.floor(sorted.length / 2);
+  return sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
 
 /** One contestant in one running world. */
 export class Site {
@@ -50,52 +54,28 @@ export async function append(site, { per, bytes, commits }) {
   return { chunksPerSecond: (commits * per * 1000) / Math.max(1, ms) };
 }
 
-/** From the tick that is sent to the writer to the chunk at each reader. */
+/**
+ * From the moment in which a writer has a text to the chunk at each reader; the writer has one every few milliseconds.
+ * Its clock counts whole milliseconds, so half of one is taken off.
+ */
 export async function live(site, { readers, ticks, everyMs, base = site.base }) {
   const id = freshId("live");
   const { last } = await site.post(id, "append", { commits: 1, per: site.contestant.perFrame, bytes: 200 });
-  const { perFrame } = site.contestant;
-  const sent = [];
   const latencies = [];
-  let arrived = 0;
-  let newest = 0;
   const all = [];
   for (let n = 0; n < readers; n += 1) {
-    const reader = site.reader(id, last, base);
+    const reader = await site.reader(id, last, base).read((stamp, now) => latencies.push(now - stamp - 0.5));
     all.push(reader);
-    await reader.read((sequence, now) => {
-      const first = perFrame === 1 ? sequence - last - 1 : sequence * perFrame - last;
-      for (let tick = first; tick < first + perFrame; tick += 1) {
-        if (sent[tick] === undefined) continue;
-        latencies.push(now - sent[tick]);
-        arrived += 1;
-      }
-      newest = now;
-    });
     await reader.until(reader.caughtUp);
   }
-  const ticker = new Ticker(base, site.contestant.act(id, "live", { bytes: 200 }));
-  await sleep(50);
-  const started = performance.now();
-  for (let tick = 0; tick < ticks; tick += 1) {
-    const wait = started + tick * everyMs - performance.now();
-    if (wait > 0) await sleep(wait);
-    sent.push(ticker.tick());
-  }
-  const lastSent = performance.now();
-  const deadline = lastSent + 5000;
-  while (arrived < readers * ticks && performance.now() < deadline) await sleep(5);
-  const told = await ticker.end();
-  await site.post(id, "finish");
+  latencies.length = 0;
+  const { late } = await site.post(id, "live", { commits: ticks, every: everyMs, bytes: 200 });
+  const deadline = performance.now() + 5000;
+  while (latencies.length < readers * ticks && performance.now() < deadline) await sleep(5);
   for (const reader of all) reader.close();
-  if (arrived < readers * ticks) throw new Error(`${site.name}: ${arrived} of ${readers * ticks} chunks arrived`);
-  return {
-    p50: quantile(latencies, 0.5),
-    p99: quantile(latencies, 0.99),
-    // A writer that is behind finds several ticks at once.
-    coalesced: 1 - told.reads / told.ticks,
-    lateMs: Math.max(0, newest - lastSent),
-  };
+  await site.post(id, "finish");
+  if (latencies.length !== readers * ticks) throw new Error(`${site.name}: ${latencies.length} of ${readers * ticks} chunks arrived`);
+  return { p50: quantile(latencies, 0.5), p99: quantile(latencies, 0.99), writerLate: quantile(late, 0.99) };
 }
 
 /** A whole log to a reader that reads as fast as it can, while somebody else asks for the status. */

@@ -34,7 +34,7 @@ class Log {
       case "fill":
         return Response.json(await this.appendAll(id, number("commits"), number("per"), text(id, number("bytes")), FILL_COMMITS));
       case "live":
-        return Response.json(await this.live(id, text(id, number("bytes")), request.body));
+        return Response.json(await this.live(id, number("commits"), number("every"), text(id, number("bytes"))));
       case "finish":
         this.finished = true;
         for (const reader of this.tail) this.serve(reader);
@@ -58,16 +58,18 @@ class Log {
     return { ms: Date.now() - started, last: this.last };
   }
 
-  async live(id, delta, body) {
-    let reads = 0;
-    let ticks = 0;
-    for await (const part of body) {
-      reads += 1;
-      ticks += part.length;
-      this.append(id, part.length, delta);
+  /** Says a text every few milliseconds, each stamped with its time; tells how late each was. */
+  async live(id, ticks, every, delta) {
+    const started = Date.now();
+    const late = [];
+    for (let tick = 0; tick < ticks; tick += 1) {
+      const due = started + tick * every;
+      if (Date.now() < due) await scheduler.wait(due - Date.now());
+      late.push(Math.max(0, Date.now() - due));
+      this.append(id, 1, `${Date.now()}${delta}`);
       await this.publish();
     }
-    return { reads, ticks };
+    return { late };
   }
 
   append(id, count, delta) {

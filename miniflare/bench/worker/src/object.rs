@@ -4,9 +4,9 @@
 
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures::StreamExt as _;
 use remote_agents::agent::Limits;
 use remote_agents::agent::model::{ModelEvent, StopReason};
 use remote_agents::cloudflare::ObjectHost;
@@ -15,7 +15,7 @@ use remote_agents::{Agent, AgentType, Agents, Error, Result, ToolContext, ToolEr
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use worker::{DurableObject, Env, Request, Response, State, durable_object};
+use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
 use crate::model::{BenchModel, Feed};
 
@@ -69,7 +69,7 @@ impl BenchAgents {
         &self,
         session: &str,
         action: &str,
-        mut request: Request,
+        request: Request,
     ) -> Result<serde_json::Value> {
         let asked = Asked::of(session, &request);
         let producer = self.host.producer()?;
@@ -77,26 +77,34 @@ impl BenchAgents {
         match action {
             "append" => append(&producer, &asked, 1).await,
             "fill" => append(&producer, &asked, FILL_COMMITS).await,
-            "live" => {
-                let (mut reads, mut ticks) = (0u64, 0u64);
-                let mut body = request.stream().map_err(platform)?;
-                while let Some(part) = body.next().await {
-                    reads += 1;
-                    for _ in part.map_err(platform)? {
-                        ticks += 1;
-                        self.feed
-                            .say(ModelEvent::TextDelta(asked.text.clone()))
-                            .await;
-                    }
-                }
-                Ok(json!({"reads": reads, "ticks": ticks}))
-            }
+            "live" => self.live(&asked).await,
             "finish" => {
                 self.feed.say(ModelEvent::Stop(StopReason::EndTurn)).await;
                 Ok(json!({}))
             }
             _ => Err(Error::not_found()),
         }
+    }
+}
+
+impl BenchAgents {
+    /// Has the model say a text every few milliseconds, each stamped with its time; tells how late
+    /// the worst one was.
+    async fn live(&self, asked: &Asked) -> Result<serde_json::Value> {
+        let started = worker::Date::now().as_millis();
+        let mut late = Vec::new();
+        for tick in 0..asked.commits {
+            let due = started.saturating_add(tick.saturating_mul(asked.every));
+            let early = due.saturating_sub(worker::Date::now().as_millis());
+            if early > 0 {
+                Delay::from(Duration::from_millis(early)).await;
+            }
+            let now = worker::Date::now().as_millis();
+            late.push(now.saturating_sub(due));
+            let text = format!("{now}{}", asked.text);
+            self.feed.say(ModelEvent::TextDelta(text)).await;
+        }
+        Ok(json!({"late": late}))
     }
 }
 
@@ -130,6 +138,8 @@ async fn append(producer: &Rc<Producer>, asked: &Asked, each: u64) -> Result<ser
 struct Asked {
     commits: u64,
     per: usize,
+    /// Milliseconds from one to the next.
+    every: u64,
     text: String,
 }
 
@@ -141,6 +151,7 @@ impl Asked {
         Self {
             commits: u64::try_from(number("commits")).unwrap_or(1),
             per: number("per"),
+            every: u64::try_from(number("every")).unwrap_or(1),
             text: "x".repeat(number("bytes").saturating_sub(around).max(1)),
         }
     }
@@ -181,8 +192,4 @@ fn agents(model: Rc<BenchModel>) -> Result<Agents> {
         .with_tool(note)
         .with_limits(limits);
     Agents::new([agent])
-}
-
-fn platform(error: worker::Error) -> Error {
-    Error::internal(error.to_string())
 }
