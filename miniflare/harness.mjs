@@ -22,9 +22,11 @@ export const ROLES = ["producer", "consumer"];
 const WORKERD = createRequire(import.meta.url)("workerd").default;
 
 /**
- * @typedef {object} ExtraWorker  A Worker written in JavaScript that runs beside the two.
+ * @typedef {object} ExtraWorker  A Worker that runs beside the two.
  * @property {string} name
- * @property {string} script      An ES module with a default export.
+ * @property {string} [script]    An ES module with a default export.
+ * @property {string} [built]     Instead of a script: the folder of a Worker that `cargo xtask build` has built.
+ * @property {object} [objects]   Its classes of SQLite-backed objects by binding.
  * @property {object} [services]  Bindings: `{PRODUCER: {to: "producer", props: {mount: "internal"}}}`. `to` is
  *                                `"producer"`, `"consumer"` or another extra Worker's name.
  * @property {object} [vars]
@@ -202,11 +204,6 @@ class Workers {
 
   #workerOptions(role) {
     const environment = this.#environment(role);
-    const main = resolve(this.root, environment.main);
-    const wasm = join(dirname(main), "index_bg.wasm");
-    for (const file of [main, wasm]) {
-      if (!existsSync(file)) throw new Error(`${file} is missing: run \`cargo xtask build\``);
-    }
     const services = Object.fromEntries(
       (environment.services ?? []).map(({ binding, service, props }) => [binding, { name: service, props }]),
     );
@@ -214,27 +211,41 @@ class Workers {
     const secrets = this.apiKey === null ? {} : { API_KEY: this.apiKey };
     return {
       ...this.#common(role),
-      modulesRoot: dirname(main),
-      modules: [
-        { type: "ESModule", path: main },
-        { type: "CompiledWasm", path: wasm },
-      ],
+      ...this.#built(resolve(this.root, environment.main)),
       bindings: { ...environment.vars, ...secrets, ...this.#options.vars?.[role] },
-      durableObjects: Object.fromEntries(
-        environment.durable_objects.bindings.map(({ name, class_name: className }) => [name, { className, useSQLite: true }]),
+      durableObjects: classes(
+        Object.fromEntries(environment.durable_objects.bindings.map(({ name, class_name: className }) => [name, className])),
       ),
       serviceBindings: services,
     };
   }
 
-  #extraOptions({ name, script, services = {}, vars = {} }) {
+  #extraOptions({ name, script, built, objects = {}, services = {}, vars = {} }) {
     return {
       ...this.#common(name),
-      modules: [{ type: "ESModule", path: `${name}.mjs`, contents: script }],
+      ...(built === undefined
+        ? { modules: [{ type: "ESModule", path: `${name}.mjs`, contents: script }] }
+        : this.#built(resolve(this.root, built, "build/index.js"), `cargo xtask build ${name}`)),
       bindings: vars,
+      durableObjects: classes(objects),
       serviceBindings: Object.fromEntries(
         Object.entries(services).map(([binding, { to, props }]) => [binding, { name: this.#workerName(to), props }]),
       ),
+    };
+  }
+
+  /** The modules of a built Worker. */
+  #built(main, command = "cargo xtask build") {
+    const wasm = join(dirname(main), "index_bg.wasm");
+    for (const file of [main, wasm]) {
+      if (!existsSync(file)) throw new Error(`${file} is missing: run \`${command}\``);
+    }
+    return {
+      modulesRoot: dirname(main),
+      modules: [
+        { type: "ESModule", path: main },
+        { type: "CompiledWasm", path: wasm },
+      ],
     };
   }
 
@@ -265,6 +276,13 @@ class Workers {
     this.#miniflare = undefined;
     await miniflare?.dispose();
   }
+}
+
+/** SQLite-backed classes by binding, as Miniflare wants them. */
+function classes(byBinding) {
+  return Object.fromEntries(
+    Object.entries(byBinding).map(([binding, className]) => [binding, { className, useSQLite: true }]),
+  );
 }
 
 /** This process's children, from /proc where there is one, else from `ps`. */

@@ -155,9 +155,11 @@ impl ChildProxy<'_> {
 /// The sessions whose remote descendant this could be, the nearest to the root first.
 fn ancestors(child: &SessionId) -> impl Iterator<Item = SessionId> {
     let id = child.as_str();
-    id.match_indices(MARK)
-        .filter(|(at, _)| at.saturating_add(MARK.len()) < id.len())
-        .filter_map(|(at, _)| SessionId::parse(id.get(..at)?).ok())
+    // Two marks may share a character: a session's own id can end like one begins.
+    (1..id.len())
+        .filter_map(|at| id.split_at_checked(at))
+        .filter(|(_, rest)| rest.len() > MARK.len() && rest.starts_with(MARK))
+        .filter_map(|(session, _)| SessionId::parse(session).ok())
 }
 
 /// What the other service's failure is here.

@@ -23,6 +23,7 @@ pub use tool::{StepHandle, StopSignal, Tool, ToolContext, ToolError, typed_tool}
 
 use crate::error::{Error, Result};
 use crate::protocol::ids::{AgentType, SessionId};
+use crate::session::Retention;
 use crate::store::{Database, SessionOrigin, SubLocation};
 use crate::transport::{RetryPolicy, Transport};
 use model::LanguageModel;
@@ -52,6 +53,8 @@ pub struct Agent {
     pub output: Option<Shape>,
     /// Bounds of a run.
     pub limits: Limits,
+    /// How much of its log a session keeps.
+    pub retention: Retention,
     /// Runs when a start or a message comes in, before anything is stored.
     pub before_entry: Option<EntryHook>,
     /// Runs when a sub-agent's call has settled; may stage state.
@@ -168,6 +171,7 @@ impl Agent {
             state: Shape::any(),
             output: None,
             limits: Limits::default(),
+            retention: Retention::default(),
             before_entry: None,
             after_sub_agent: None,
         }
@@ -211,6 +215,14 @@ impl Agent {
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Sets how much of its log a session keeps. Default: all of it, because what was dropped can
+    /// never be read again.
+    #[must_use]
+    pub fn with_retention(mut self, retention: Retention) -> Self {
+        self.retention = retention;
         self
     }
 

@@ -7,7 +7,7 @@
 use js_sys::{Array, JsString};
 use wasm_bindgen::{JsCast as _, JsValue};
 
-use super::ffi::{self, RawSql, RawStorage, RawTextEncoder};
+use super::ffi::{self, RawContext, RawSql, RawStorage, RawTextEncoder};
 use crate::error::{Error, Result};
 use crate::protocol::ids::MAX_SAFE_INTEGER;
 use crate::store::{Database, SqlValue};
@@ -31,6 +31,18 @@ pub struct DurableDatabase {
 }
 
 impl DurableDatabase {
+    /// The database of an object that has no [`ObjectHost`](super::ObjectHost).
+    ///
+    /// # Errors
+    /// `INTERNAL` when the object's class is not SQLite-backed.
+    pub fn of(state: &worker::State) -> Result<Self> {
+        let context: RawContext = JsValue::from(state.as_raw()).unchecked_into();
+        let storage = context
+            .storage()
+            .map_err(|thrown| failed("storage", &thrown))?;
+        Self::new(storage)
+    }
+
     /// The database of the object with this storage.
     ///
     /// # Errors

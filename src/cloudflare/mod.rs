@@ -22,12 +22,20 @@ pub use mount::serve;
 pub use object::ObjectHost;
 pub use runtime::{DurableRuntime, WorkerRuntime};
 
+use wasm_bindgen::{JsCast as _, JsValue};
+
 use crate::http::{Request, Response};
 
 /// A variable or secret of a Worker; `None` when it is not set.
 #[must_use]
 pub fn variable(env: &worker::Env, name: &str) -> Option<String> {
     env.var(name).ok().map(|value| value.to_string())
+}
+
+/// Makes a panic in an object that has no [`ObjectHost`] answer 500 instead of leaving its
+/// requests open for ever. To be called by the object's constructor.
+pub fn guard_panics(state: &worker::State) {
+    panics::guard(&JsValue::from(state.as_raw()).unchecked_into());
 }
 
 /// A request's head as the library reads it, for routes of a Worker's own.

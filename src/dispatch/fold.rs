@@ -10,9 +10,13 @@ use serde_json::Value;
 
 use crate::agent::Shape;
 use crate::error::Code;
+use crate::protocol::request::too_deep;
 use crate::protocol::usage::{RollupOrigin, UsageRollup};
 use crate::session::CallFailure;
 use crate::store::{SubStatus, ToolOutcome};
+
+/// How deep a rollup may nest: four levels for each generation, far more than a tree has.
+const ROLLUP_DEPTH: usize = 80;
 
 /// What a call came to, for the session that made it to commit together with the tool's result.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,14 +134,15 @@ pub(super) fn bounded_state(state: Value, limit: usize) -> Result<Value, String>
 ///
 /// # Errors
 /// The warning to log when it is malformed.
-pub(super) fn rollup(value: &Value) -> Result<UsageRollup, String> {
-    let skipped =
-        |why: &str| format!("the child's rollup is malformed ({why}): its fold is skipped");
-    // A derived reader would take an array for an object without fields.
-    if !value.is_object() {
-        return Err(skipped("not an object"));
+pub(crate) fn rollup(value: &Value) -> Result<UsageRollup, String> {
+    let skipped = || "the child's rollup is malformed: its fold is skipped".to_owned();
+    // A derived reader would take an array for an object without fields. What is nested too deeply
+    // could not be read again from the rollups and frames that it becomes a part of.
+    if !value.is_object() || too_deep(value, ROLLUP_DEPTH) {
+        return Err(skipped());
     }
-    UsageRollup::deserialize(value).map_err(|e| skipped(&e.to_string()))
+    // The reader's own message could quote the content, and this one reaches logs.
+    UsageRollup::deserialize(value).map_err(|_| skipped())
 }
 
 /// Counts what is written instead of keeping it.

@@ -17,6 +17,7 @@ mod tests;
 
 pub use child_id::{call_key, child_id};
 pub use effect::{Abandon, Effect, Event};
+pub(crate) use fold::rollup;
 pub use fold::{CallOutcome, message_for};
 pub use forward::{Announced, Forwarded, Forwarder};
 pub use machine::{Dispatch, Terms};

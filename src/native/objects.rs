@@ -46,6 +46,7 @@ pub type OnCommit = Rc<dyn Fn(&SessionId, CommitMoment)>;
 pub struct LocalObjects {
     agents: MakeAgents,
     base: Timestamp,
+    began: tokio::time::Instant,
     log: LogSink,
     this: Weak<Self>,
     objects: RefCell<HashMap<SessionId, Object>>,
@@ -66,6 +67,7 @@ impl LocalObjects {
         Rc::new_cyclic(|this| Self {
             agents,
             base,
+            began: tokio::time::Instant::now(),
             log,
             this: this.clone(),
             objects: RefCell::new(HashMap::new()),
@@ -133,7 +135,9 @@ impl LocalObjects {
         let Some(this) = self.this.upgrade() else {
             return Err(Error::internal("the objects are gone"));
         };
-        let runtime = LocalRuntime::new(self.base, self.log.clone());
+        // An object that is opened anew finds the clock where it is, not where it began.
+        let elapsed = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let runtime = LocalRuntime::new(self.base.saturating_add(elapsed), self.log.clone());
         let agents = (self.agents)(&this, &runtime)?;
         let store = Rc::new(SqlStore::new(Rc::new(LivingDatabase {
             database: database.clone(),

@@ -21,6 +21,7 @@ use crate::error::{Code, Error, Result};
 use crate::platform::{Level, Runtime};
 use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ParentRef, StartRequest};
+use crate::protocol::request::{DEPTH_LIMIT, too_deep};
 use crate::session::{CallFailure, ChildSettled};
 use crate::store::{
     Database, Epoch, SubRemote, SubSessionRecord, ToolCall, ToolCallRecord, ToolOutcome,
@@ -56,14 +57,16 @@ impl Producer {
         let mut locals = Vec::new();
         let mut children = Vec::new();
         for record in open {
+            let agent = agent.clone();
+            let route = route(&agent, &record.call.name);
             let side = Rc::new(CallSide {
                 producer: self.clone(),
                 epoch,
                 stop: stop.clone(),
                 tool_call_id: record.call.id.clone(),
+                to_child: matches!(route, Route::Child(_)),
             });
-            let agent = agent.clone();
-            match route(&agent, &record.call.name) {
+            match route {
                 Route::Child(sub) => children.push(side.child(agent, sub, record)),
                 other => locals.push(side.local(agent, other, record)),
             }
@@ -75,6 +78,52 @@ impl Producer {
             .collect::<Vec<_>>();
         let (locals, children) = join(join_all(locals), children).await;
         locals.into_iter().chain(children).collect()
+    }
+
+    /// Under a stop: tells every child whose call is open, and settles that call. In the execution
+    /// that made the calls they were cut already; this is for one that took over after a restart.
+    pub(super) async fn stop_children(
+        self: &Rc<Self>,
+        epoch: Epoch,
+        agent: &Rc<Agent>,
+        stop: &StopSignal,
+    ) -> Result<(), Halt> {
+        let refs = self.open_children()?;
+        let open: Vec<ToolCallRecord> = self
+            .read(|session| {
+                let calls = session.step.iter().flat_map(|step| &step.calls);
+                calls
+                    .filter(|call| call.outcome.is_none())
+                    .filter(|call| refs.iter().any(|child| child.tool_call_id == call.call.id))
+                    .cloned()
+                    .collect()
+            })?
+            .unwrap_or_default();
+        if open.is_empty() {
+            return Ok(());
+        }
+        stop.set();
+        let calls = open
+            .into_iter()
+            .filter_map(|record| match route(agent, &record.call.name) {
+                Route::Child(sub) => {
+                    let side = Rc::new(CallSide {
+                        producer: self.clone(),
+                        epoch,
+                        stop: stop.clone(),
+                        tool_call_id: record.call.id.clone(),
+                        to_child: true,
+                    });
+                    Some(side.call_child(agent.clone(), sub, record))
+                }
+                _ => None,
+            });
+        let at_once = agent.limits.max_children.max(1);
+        let ended = stream::iter(calls)
+            .buffer_unordered(at_once)
+            .collect::<Vec<_>>()
+            .await;
+        ended.into_iter().collect()
     }
 }
 
@@ -97,6 +146,8 @@ struct CallSide {
     epoch: Epoch,
     stop: StopSignal,
     tool_call_id: String,
+    /// Whether the call goes to a child: then only the hook after it writes state.
+    to_child: bool,
 }
 
 impl CallSide {
@@ -171,6 +222,18 @@ impl CallSide {
             if self.stop.is_set() {
                 return Ok(());
             }
+            self.call_child(agent, sub, record).await
+        })
+    }
+
+    /// Makes the call, or takes it up again; under a stop a call that was begun is stopped.
+    fn call_child(
+        self: Rc<Self>,
+        agent: Rc<Agent>,
+        sub: Rc<SubAgent>,
+        record: ToolCallRecord,
+    ) -> LocalBoxFuture<'static, Result<(), Halt>> {
+        Box::pin(async move {
             self.started()?;
             if let Err(reason) = sub.input.check(&record.call.arguments) {
                 let sentence = format!("The arguments do not fit: {reason}");
@@ -242,7 +305,9 @@ impl CallSide {
         child: SessionId,
         outcome: CallOutcome,
     ) -> Result<(), Halt> {
-        if let Some(hook) = &agent.after_sub_agent {
+        // A call that the run's own stop cut off did not come to anything that state could tell.
+        let cut = self.stop.is_set() && !outcome.success;
+        if let (Some(hook), false) = (&agent.after_sub_agent, cut) {
             let payload = SubAgentPayload {
                 name: sub.name.clone(),
                 sub_session_id: child.clone(),
@@ -287,6 +352,14 @@ impl CallSide {
         outcome: ToolOutcome,
         child: Option<(SubSessionRecord, ChildSettled)>,
     ) -> Result<(), Halt> {
+        // What a tool or a child came back with is stored and told inside of other JSON: what is
+        // too deep to be read again from there would be the end of the session.
+        let outcome = if too_deep(&outcome.result, DEPTH_LIMIT) {
+            let sentence = "The result is nested too deeply.";
+            CallFailure::new(Code::OutputValidationFailed, sentence).to_outcome()
+        } else {
+            outcome
+        };
         self.producer.apply_in(self.epoch, |session, now| {
             session.tool_finished(&self.tool_call_id, outcome, child, now)
         })
@@ -308,6 +381,26 @@ impl CallSide {
             stop: self.stop.clone(),
             handle: self.clone(),
         })
+    }
+
+    /// Refuses what comes after the call's end: a tool may have left its context with a task that
+    /// outlives it, and nothing may be said behind the end of a run.
+    fn expect_open(&self) -> Result<()> {
+        let open = self.producer.read(|session| {
+            let call = session
+                .step
+                .as_ref()
+                .and_then(|step| step.call(&self.tool_call_id));
+            call.is_some_and(|call| call.outcome.is_none())
+        })?;
+        if open == Some(true) {
+            Ok(())
+        } else {
+            Err(Error::new(
+                Code::RunInterrupted,
+                "The tool call has ended already.",
+            ))
+        }
     }
 
     /// As [`Producer::apply_in`], for those who only see the crate's error.
@@ -362,6 +455,9 @@ impl StepHandle for CallSide {
     }
 
     fn stage(&self, tool_call_id: &str, state: Value) -> Result<()> {
+        if too_deep(&state, DEPTH_LIMIT) {
+            return Err(Error::invalid("state", "The state is nested too deeply."));
+        }
         let shape = self
             .producer
             .read(|session| session.record.agent_type.clone())?
@@ -373,10 +469,21 @@ impl StepHandle for CallSide {
                     .with_detail(reason),
             );
         }
-        self.apply(|session, now| session.stage(tool_call_id, state, now))
+        self.expect_open()?;
+        self.apply(|session, now| {
+            if self.to_child {
+                session.stage_by_hook(tool_call_id, state, now)
+            } else {
+                session.stage(tool_call_id, state, now)
+            }
+        })
     }
 
     fn emit(&self, event_name: &str, data: Value) -> Result<()> {
+        if too_deep(&data, DEPTH_LIMIT) {
+            return Err(Error::invalid("data", "The data is nested too deeply."));
+        }
+        self.expect_open()?;
         self.apply(|session, now| session.emit(event_name, data, now))
     }
 

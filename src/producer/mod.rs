@@ -9,6 +9,7 @@
 mod bench;
 mod calls;
 mod publish;
+mod retention;
 mod routes;
 mod run;
 mod stream;
@@ -32,7 +33,11 @@ use publish::Publisher;
 /// How often the alarm looks after a running session, in milliseconds.
 const WATCHDOG_MS: u64 = 2_000;
 
-/// Executions of one run without a committed step after which the run fails.
+/// How often the alarm looks after a session that cannot be read, in milliseconds.
+const UNREADABLE_MS: u64 = 60_000;
+
+/// Executions of one run in a row without any progress after which the run fails. An answer, a
+/// call's result, forwarded chunks and a committed step are progress.
 const MAX_ATTEMPTS: u32 = 5;
 
 /// The driver of one session.
@@ -93,7 +98,15 @@ impl Producer {
                 "watchdog",
                 &[("code", error.code.as_str()), ("error", &error.message)],
             );
-            if let Err(error) = self.arm_watchdog().await {
+            // What cannot be read now will hardly be readable in a moment, but perhaps by a later
+            // version of the code.
+            let later = if error.code == Code::InvalidStoredState {
+                UNREADABLE_MS
+            } else {
+                WATCHDOG_MS
+            };
+            let at = self.now().saturating_add(later);
+            if let Err(error) = self.runtime.set_alarm(Some(at)).await {
                 self.log(
                     Level::Error,
                     "watchdog_not_armed",
@@ -226,6 +239,7 @@ impl Producer {
     }
 
     fn commit(&self, transition: Transition) -> Result<()> {
+        let transition = self.within_retention(transition);
         match self.store.commit(&transition.commit) {
             Ok(()) => {
                 let last = transition.next.record.last_sequence;

@@ -276,7 +276,7 @@ impl Producer {
             .ok_or_else(Error::not_found)??;
         let database = self.store.database();
         let mut committed = false;
-        database.transaction(&mut || {
+        let outcome = database.transaction(&mut || {
             if let (Some(hook), Some(message)) = (&agent.before_entry, &request.message) {
                 let mut nothing = Map::new();
                 hook(&mut Entry {
@@ -290,7 +290,12 @@ impl Producer {
             self.store.commit(&transition.commit)?;
             committed = true;
             Ok(())
-        })?;
+        });
+        if outcome.is_err() {
+            // As in `commit`: the cache may be behind the store, the next read loads it anew.
+            *self.session.borrow_mut() = None;
+        }
+        outcome?;
         if committed {
             let last = transition.next.record.last_sequence;
             *self.session.borrow_mut() = Some(transition.next);

@@ -18,9 +18,10 @@ use crate::agent::{Agent, FINISH_TOOL, StopSignal};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
 use crate::protocol::chunk::ChunkBody;
+use crate::protocol::request::{DEPTH_LIMIT, too_deep};
 use crate::protocol::usage::Tokens;
 use crate::session::{ModelAnswer, Next, Settlement};
-use crate::store::{Epoch, Failure, MessageRecord, StopKind, SubStatus, ToolCall};
+use crate::store::{Epoch, Failure, MessageRecord, Stop, SubSessionRecord, SubStatus, ToolCall};
 
 /// Waits before a model call is tried again, in seconds.
 const MODEL_RETRY_SECONDS: [u64; 3] = [1, 2, 4];
@@ -50,15 +51,21 @@ impl Producer {
                 Code::RunAttemptsExhausted,
                 "The run was restarted too often without progress.",
             );
+            self.stop_children(epoch, &agent, &stop).await?;
             return self.fail(epoch, failure).await;
         }
         loop {
-            match self.read(crate::session::Session::next)? {
-                None | Some(Next::Rest) => return Ok(()),
-                Some(Next::Stop) => return self.settle_stop(epoch).await,
-                Some(Next::Ask) => self.ask(epoch, &agent, &stop).await?,
-                Some(Next::Act) => self.act(epoch, &agent, &stop).await?,
-                Some(Next::Promote) => self.promote(epoch, &agent).await?,
+            let present = self.read(|session| (session.record.epoch, session.next()))?;
+            match present.map(|(current, next)| (current == epoch, next)) {
+                None | Some((_, Next::Rest)) => return Ok(()),
+                Some((false, _)) => return Err(Halt::Superseded),
+                Some((true, Next::Stop)) => {
+                    self.stop_children(epoch, &agent, &stop).await?;
+                    self.settle_stop(epoch).await?;
+                }
+                Some((true, Next::Ask)) => self.ask(epoch, &agent, &stop).await?,
+                Some((true, Next::Act)) => self.act(epoch, &agent, &stop).await?,
+                Some((true, Next::Promote)) => self.promote(epoch, &agent).await?,
             }
         }
     }
@@ -200,6 +207,9 @@ impl Producer {
                 tokens: answer.usage.unwrap_or_default(),
             };
             self.apply_in(epoch, |session, now| session.answer(answer, now))?;
+        } else if let Some(tokens) = answer.usage {
+            let spent = Some((agent.model.name().to_owned(), tokens));
+            self.apply_in(epoch, |session, now| session.discard("stopped", spent, now))?;
         }
         Ok(Attempt::Stopped)
     }
@@ -303,17 +313,22 @@ impl Producer {
         Ok(misses.saturating_add(present.unwrap_or(0)))
     }
 
-    /// Carries out a stop that was asked for.
+    /// The stop that was asked for and is not carried out yet.
+    fn pending_stop(&self) -> Result<Option<Stop>> {
+        Ok(self.read(|session| session.record.stop.clone())?.flatten())
+    }
+
+    /// The refs of children whose calls are open.
+    pub(super) fn open_children(&self) -> Result<Vec<SubSessionRecord>> {
+        let mut children = self.store.sub_sessions()?;
+        children.retain(|child| matches!(child.status, SubStatus::Running | SubStatus::Stopping));
+        Ok(children)
+    }
+
+    /// Carries out a stop that was asked for; not when another one came meanwhile.
     async fn settle_stop(self: &Rc<Self>, epoch: Epoch) -> Result<(), Halt> {
-        let stop = self.read(|session| session.record.stop.clone())?.flatten();
-        let Some(stop) = stop else { return Ok(()) };
-        let settlement = match stop.kind {
-            StopKind::Interrupt => Settlement::Interrupted {
-                reason: stop.reason,
-            },
-            StopKind::Abort => Settlement::Aborted {
-                reason: stop.reason,
-            },
+        let Some(stop) = self.pending_stop()? else {
+            return Ok(());
         };
         let run = self.latest_run()?;
         let has_answer = self.read(|session| {
@@ -325,26 +340,31 @@ impl Producer {
         let usage = self
             .usage_rollup(Some(u64::from(has_answer == Some(true))))
             .await?;
-        let open: Vec<_> = self
-            .store
-            .sub_sessions()?
-            .into_iter()
-            .filter(|child| matches!(child.status, SubStatus::Running | SubStatus::Stopping))
-            .collect();
+        if self.pending_stop()?.as_ref() != Some(&stop) {
+            // An abort that came while usage was read outranks the interrupt.
+            return Ok(());
+        }
+        let open = self.open_children()?;
         let entropy = self.runtime.entropy();
         self.apply_in(epoch, |session, now| {
-            session.stopped(settlement, run, usage, open, entropy, now)
+            session.stopped(stop.into(), run, usage, open, entropy, now)
         })?;
         self.log_settled();
         Ok(())
     }
 
-    /// Settles the run as failed, between two steps or with the open attempt discarded.
+    /// Settles the run as failed, between two steps or with the open step discarded. A stop that
+    /// was accepted meanwhile is what it settles as instead.
     async fn fail(self: &Rc<Self>, epoch: Epoch, failure: Failure) -> Result<(), Halt> {
         let run = self.latest_run()?;
         let usage = self.usage_rollup(Some(0)).await?;
+        let settlement = match self.pending_stop()? {
+            Some(stop) => stop.into(),
+            None => Settlement::Failed { failure },
+        };
+        let open = self.open_children()?;
         self.apply_in(epoch, |session, now| {
-            session.settle(Settlement::Failed { failure }, run, usage, now)
+            session.settle(settlement, run, usage, open, now)
         })?;
         self.log_settled();
         Ok(())
@@ -407,7 +427,9 @@ fn verdict(session: &crate::session::Session, agent: &Agent) -> Verdict {
         None => complete(Value::String(text)),
         // A provider's structured output comes as the text of the answer.
         Some(shape) => match serde_json::from_str::<Value>(&text) {
-            Ok(value) if shape.check(&value).is_ok() => complete(value),
+            Ok(value) if shape.check(&value).is_ok() && !too_deep(&value, DEPTH_LIMIT) => {
+                complete(value)
+            }
             _ => Verdict::GoOn,
         },
     }
@@ -556,12 +578,15 @@ impl Draft {
             .calls
             .into_iter()
             .map(|call| {
-                // Arguments that are not JSON are kept as the text that the model wrote: the tool's
+                // Arguments that are not JSON, or nested too deeply, are kept as the text that the model wrote: the tool's
                 // own check refuses them with a result that the model can read.
                 let arguments = if call.arguments.trim().is_empty() {
                     Value::Object(serde_json::Map::new())
                 } else {
-                    serde_json::from_str(&call.arguments).unwrap_or(Value::String(call.arguments))
+                    serde_json::from_str(&call.arguments)
+                        .ok()
+                        .filter(|value| !too_deep(value, DEPTH_LIMIT))
+                        .unwrap_or(Value::String(call.arguments))
                 };
                 ToolCall {
                     id: call.id,

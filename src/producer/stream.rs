@@ -35,6 +35,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 struct Reader {
     producer: Rc<Producer>,
     cursor: Sequence,
+    /// The newest sequence when the reader came: what is above it is live.
+    head: Sequence,
     stage: Stage,
     /// When the reader was last told something.
     told_at: Timestamp,
@@ -94,6 +96,7 @@ impl Producer {
         let reader = Reader {
             producer: self.clone(),
             cursor,
+            head: record.last_sequence,
             stage,
             told_at: self.now(),
             silence: None,
@@ -163,7 +166,9 @@ impl Reader {
         }
         loop {
             let mark = self.producer.publisher.durable();
-            if let Some(page) = self.page(mark.0)? {
+            // A session that never stops writing is caught up with all the same.
+            let replayed = matches!(self.stage, Stage::Replaying) && self.cursor >= self.head;
+            if !replayed && let Some(page) = self.page(mark.0)? {
                 return Ok(Some(page));
             }
             // What is not durable yet is not told, a settled run included.
@@ -171,7 +176,7 @@ impl Reader {
                 self.stage = Stage::Done;
                 return Ok(Some(end.into()));
             }
-            if matches!(self.stage, Stage::Replaying) && self.at_head()? {
+            if replayed {
                 self.stage = Stage::Following;
                 let frame = sse::encode_frame(&Frame::CaughtUp {
                     sequence: self.cursor,
@@ -254,10 +259,6 @@ impl Reader {
         }
         self.cursor = last;
         Ok(Some(text.into()))
-    }
-
-    fn at_head(&self) -> Result<bool> {
-        Ok(self.producer.read(|session| session.record.last_sequence)? == Some(self.cursor))
     }
 
     /// The terminal frame of the latest run, once everything before it was sent and is durable.

@@ -79,7 +79,7 @@ impl Producer {
             .find(|sub| sub.agent_type == child.agent_type && sub.location == child.location)?;
         let read = sub.transport.usage(&child.sub_session_id);
         match select(read, self.runtime.sleep(READ_TIMEOUT)).await {
-            Either::Left((Ok(answer), _)) => serde_json::from_value(answer.rollup).ok(),
+            Either::Left((Ok(answer), _)) => crate::dispatch::rollup(&answer.rollup).ok(),
             _ => None,
         }
     }

@@ -369,7 +369,7 @@ impl Fields {
 }
 
 /// Whether a value nests deeper than `left` levels. The reader's own limit bounds the recursion.
-fn too_deep(value: &Value, left: usize) -> bool {
+pub(crate) fn too_deep(value: &Value, left: usize) -> bool {
     let Some(next) = left.checked_sub(1) else {
         return value.is_object() || value.is_array();
     };

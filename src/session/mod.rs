@@ -10,6 +10,7 @@
 mod entry;
 mod failure;
 pub mod patch;
+mod retention;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -21,6 +22,7 @@ use serde_json::Value;
 
 pub use entry::{Accepted, Begin, EntryIds, Reopen, StopOutcome};
 pub use failure::CallFailure;
+pub use retention::{Retention, SPANS_AT_ONCE, next_expiry, retention};
 pub use step::{ChildSettled, ModelAnswer, Settlement, Step};
 
 use crate::error::{Code, Error, Result};
@@ -160,10 +162,12 @@ impl Session {
     }
 
     /// The answer of `/snapshot`: the latest checkpoint while the session is not terminal, else the
-    /// live state without a position. State that was only staged is never served.
+    /// live state without a position. Without one, too, while the log begins above the checkpoint. State that was only staged is never served.
     #[must_use]
     pub fn snapshot(&self) -> SnapshotResponse {
-        let pinned = !self.record.status.is_terminal();
+        // A hard cap on the log's size may have taken the position from it.
+        let pinned = !self.record.status.is_terminal()
+            && self.record.floor <= self.checkpoint.stream_sequence;
         SnapshotResponse {
             session_id: self.record.session_id.to_string(),
             stream_id: self.record.stream_id.to_string(),

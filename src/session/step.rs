@@ -19,9 +19,9 @@ use crate::protocol::ids::{Sequence, StreamId, Timestamp};
 use crate::protocol::message::SessionStatus;
 use crate::protocol::usage::{RollupOrigin, Tokens, UsageRollup};
 use crate::store::{
-    Answer, CheckpointRecord, Failure, MessageRecord, RunRecord, StagedPatch, StepRecord,
-    SubRemote, SubSessionRecord, SubStatus, Terminal, ToolCall, ToolCallRecord, ToolOutcome,
-    UsageRecord, Write,
+    Answer, CheckpointRecord, Failure, MessageRecord, RunRecord, StagedPatch, StepRecord, Stop,
+    StopKind, SubRemote, SubSessionRecord, SubStatus, Terminal, ToolCall, ToolCallRecord,
+    ToolOutcome, UsageRecord, Write,
 };
 
 /// The step under way.
@@ -84,6 +84,16 @@ pub enum Settlement {
         /// Why, as the caller said.
         reason: Option<String>,
     },
+}
+
+impl From<Stop> for Settlement {
+    fn from(stop: Stop) -> Self {
+        let reason = stop.reason;
+        match stop.kind {
+            StopKind::Interrupt => Self::Interrupted { reason },
+            StopKind::Abort => Self::Aborted { reason },
+        }
+    }
 }
 
 impl Step {
@@ -206,6 +216,9 @@ impl Session {
             });
             step.calls.clone_from(&calls);
             let record = step.record.clone();
+            draft.session.record.attempts = 0;
+            // Calls that were streamed and are not part of the answer, as of a cut one, go.
+            draft.write(Write::ClearStep);
             draft.write(Write::Step(record));
         }
         draft.writes.extend(calls.into_iter().map(Write::ToolCall));
@@ -260,12 +273,35 @@ impl Session {
     /// # Errors
     /// `INTERNAL` when the step has no such call.
     pub fn stage(&self, id: &str, state: Value, now: Timestamp) -> Result<Transition> {
+        self.stage_for(id, state, false, now)
+    }
+
+    /// As [`Self::stage`], for the hook after the call: what it writes stands also when the call
+    /// itself has failed.
+    ///
+    /// # Errors
+    /// As [`Self::stage`].
+    pub fn stage_by_hook(&self, id: &str, state: Value, now: Timestamp) -> Result<Transition> {
+        self.stage_for(id, state, true, now)
+    }
+
+    fn stage_for(
+        &self,
+        id: &str,
+        state: Value,
+        by_hook: bool,
+        now: Timestamp,
+    ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
         let patches = patch::diff(&self.working_state(), &state);
         if !patches.is_empty() {
             let ordinal = draft.say_patch(patches.clone(), state)?;
             draft.update_call(id, |call| {
-                call.staged.push(StagedPatch { ordinal, patches })
+                call.staged.push(StagedPatch {
+                    ordinal,
+                    patches,
+                    by_hook,
+                });
             })?;
         }
         Ok(draft.done())
@@ -314,6 +350,9 @@ impl Session {
         now: Timestamp,
     ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
+        if !chunks.is_empty() {
+            draft.session.record.attempts = 0;
+        }
         for chunk in chunks {
             draft.say_json(chunk)?;
         }
@@ -423,7 +462,8 @@ impl Session {
         Ok(draft.done())
     }
 
-    /// Settles a run between two steps.
+    /// Settles a run between two steps, or discards the step under way. `children` are the refs
+    /// that are open: none of them stays without its end.
     ///
     /// # Errors
     /// `INTERNAL` if a chunk cannot be written as JSON.
@@ -432,10 +472,22 @@ impl Session {
         settlement: Settlement,
         run: RunRecord,
         usage: UsageRollup,
+        children: Vec<SubSessionRecord>,
         now: Timestamp,
     ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
-        if self.step.is_some() {
+        if let Some(step) = &self.step {
+            for child in children {
+                let id = child.tool_call_id.clone();
+                if step.call(&id).is_some_and(|call| call.outcome.is_none()) {
+                    let settled = ChildSettled {
+                        status: SubStatus::Failed,
+                        usage: None,
+                    };
+                    let outcome = not_executed(Code::RunInterrupted);
+                    draft.finish_call(&id, outcome, Some((child, settled)))?;
+                }
+            }
             draft.discard("failed", None)?;
         }
         draft.settle(settlement, run, Some(usage))?;
@@ -562,10 +614,11 @@ impl Draft {
                 changed.insert(call.call.id.clone());
             }
             let staged = std::mem::take(&mut call.staged);
-            if call.outcome.as_ref().is_some_and(|outcome| outcome.success) {
+            if let Some(outcome) = &call.outcome {
                 kept.extend(
                     staged
                         .into_iter()
+                        .filter(|patch| outcome.success || patch.by_hook)
                         .map(|patch| (patch.ordinal, call.call.id.clone(), patch)),
                 );
             }
@@ -581,10 +634,7 @@ impl Draft {
             if let Ok(state) = patch::apply(&working, &patch.patches) {
                 let ordinal = self.say_patch(patch.patches.clone(), state)?;
                 self.update_call(&id, |call| {
-                    call.staged.push(StagedPatch {
-                        ordinal,
-                        patches: patch.patches,
-                    });
+                    call.staged.push(StagedPatch { ordinal, ..patch });
                 })?;
             }
         }
@@ -602,6 +652,7 @@ impl Draft {
             return Err(Error::internal("the tool call has a result already"));
         }
         let call = self.update_call(id, |call| call.outcome = Some(outcome.clone()))?;
+        self.session.record.attempts = 0;
         if let Some((mut record, settled)) = child {
             self.say(ChunkBody::SubagentEnd {
                 sub_session_id: record.sub_session_id.to_string(),
@@ -753,15 +804,29 @@ impl Draft {
 }
 
 /// The state that the step's calls add up to: failed calls' writes are dropped, and of two calls
-/// that wrote the same place the later in call order wins.
+/// that wrote the same place the later in call order wins. What the hook after a call wrote stands
+/// right behind the call, whatever became of it.
 fn final_state(base: &Value, step: &Step) -> Result<Value> {
-    let calls: Vec<CallWrites<'_>> = step
+    let staged: Vec<(u64, bool, Vec<StagedPatch>)> = step
         .calls
         .iter()
-        .map(|call| CallWrites {
-            index: call.index,
-            staged: &call.staged,
-            dropped: !call.outcome.as_ref().is_some_and(|outcome| outcome.success),
+        .flat_map(|call| {
+            let failed = !call.outcome.as_ref().is_some_and(|outcome| outcome.success);
+            let (by_hook, own): (Vec<_>, Vec<_>) =
+                call.staged.iter().cloned().partition(|patch| patch.by_hook);
+            let place = call.index.saturating_mul(2);
+            [
+                (place, failed, own),
+                (place.saturating_add(1), false, by_hook),
+            ]
+        })
+        .collect();
+    let calls: Vec<CallWrites<'_>> = staged
+        .iter()
+        .map(|(index, dropped, staged)| CallWrites {
+            index: *index,
+            staged,
+            dropped: *dropped,
         })
         .collect();
     let reconciled = reconcile(base, &calls).map_err(|e| {

@@ -1,13 +1,22 @@
 //! The chunk log: one row a commit, read in pages by sequence.
 //!
+//! Rows lie in three tables, see [`tail`]; readers see one log.
 //! `after` is exclusive and nobody adds or subtracts one elsewhere. A page never reads more of the
 //! log than it returns, but for the rows at its two ends. Sections 4 and 7 of the contract.
 
-use super::rows::{INLINE_BYTES, Place, Row, integer, malformed, text};
+mod tail;
+mod trim;
+
+use std::cell::RefCell;
+
+pub(super) use trim::{stats, trim};
+
+use super::rows::{Row, integer, malformed, text};
 use super::{ChunkPage, Database, PageLimit, SqlValue};
 use crate::error::{Error, Result};
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::ids::{MAX_SAFE_INTEGER, Sequence};
+use tail::Head;
 
 /// A commit's chunks are split over rows of about this many bytes.
 const ROW_BYTES: usize = 256 * 1024;
@@ -15,30 +24,41 @@ const ROW_BYTES: usize = 256 * 1024;
 /// At most this many rows are looked at in one go.
 const ROWS_AT_ONCE: usize = 512;
 
-const TABLE: &str = "ra_chunks";
+/// The tables of the log, by the number that stands for them in a query over all.
+const TABLES: [&str; 3] = ["ra_chunks", "ra_tail_0", "ra_tail_1"];
 
 /// Appends chunks and notes the children that they announce.
 pub(super) fn append(database: &dyn Database, first: Sequence, chunks: &[String]) -> Result<()> {
     if chunks.is_empty() {
         return Ok(());
     }
-    follows_on(database, first)?;
+    check(chunks)?;
+    let mut head = Head::read(database)?;
+    follows_on(head.newest, first)?;
     let mut next = first;
     let mut rest = chunks;
     while !rest.is_empty() {
-        let (row, tail) = rest.split_at(fitting(rest));
-        next = append_row(database, next, row)?;
-        rest = tail;
+        let (row, later) = rest.split_at(fitting(rest));
+        next = head.append(database, next, row)?;
+        rest = later;
     }
     chunks
         .iter()
-        .filter(|chunk| chunk.contains("\"subagent_start\""))
         .try_for_each(|chunk| announce(database, chunk))
+}
+
+/// What a page left of the row in which it ended, so that the next page need not read a packed
+/// row again.
+pub(super) struct Rest {
+    row: (Sequence, Sequence),
+    next: Sequence,
+    chunks: Vec<String>,
 }
 
 /// The chunks above `after`, up to and including `until`, within `limit`.
 pub(super) fn page(
     database: &dyn Database,
+    rest: &RefCell<Option<Rest>>,
     after: Sequence,
     until: Sequence,
     limit: PageLimit,
@@ -53,22 +73,31 @@ pub(super) fn page(
             bytes: limit.bytes.saturating_sub(bytes),
         };
         let before = reached;
-        for row in rows(database, reached, until, left)? {
+        for row in rows(database, rest.take(), reached, until, left)? {
             // A page may begin above `after` (the retention floor), but has no gap inside.
             if !page.chunks.is_empty() && row.first > reached.saturating_add(1) {
                 let key = row.first.to_string();
                 return Err(malformed(
-                    TABLE,
+                    table_at(row.place),
                     &key,
                     "first_sequence",
                     "chunks are missing before it",
                 ));
             }
-            for (sequence, chunk) in (row.first..).zip(row.chunks) {
+            let mut chunks = (row.first..).zip(row.chunks);
+            while let Some((sequence, chunk)) = chunks.next() {
                 if sequence <= reached || sequence > until {
                     continue;
                 }
                 if page.chunks.len() >= limit.chunks || bytes > limit.bytes {
+                    if row.place == 0 {
+                        let later = chunks.map(|(_, chunk)| chunk);
+                        rest.replace(Some(Rest {
+                            row: row.span,
+                            next: sequence,
+                            chunks: std::iter::once(chunk).chain(later).collect(),
+                        }));
+                    }
                     return Ok(page);
                 }
                 bytes = bytes.saturating_add(chunk.len());
@@ -97,23 +126,23 @@ pub(super) fn announced(
 }
 
 /// Refuses a number that was issued before, and a gap.
-fn follows_on(database: &dyn Database, first: Sequence) -> Result<()> {
-    let newest = database.query(
-        "SELECT first_sequence, last_sequence FROM ra_chunks ORDER BY first_sequence DESC LIMIT 1",
-        &[],
-    )?;
-    let expected = match newest.into_iter().next() {
-        Some(cells) => Row::new(TABLE, cells)
-            .whole("last_sequence")?
-            .saturating_add(1),
-        None => first.max(1),
-    };
+pub(super) fn follows_on(newest: Option<Sequence>, first: Sequence) -> Result<()> {
+    let expected = newest.map_or(first.max(1), |newest| newest.saturating_add(1));
     if first == expected {
         Ok(())
     } else {
         Err(Error::internal(format!(
             "chunks from sequence {first} on do not follow the log, whose next is {expected}"
         )))
+    }
+}
+
+/// Refuses what is not a JSON object on one line.
+pub(super) fn check(chunks: &[String]) -> Result<()> {
+    if chunks.iter().all(|chunk| looks_like_a_chunk(chunk)) {
+        Ok(())
+    } else {
+        Err(Error::internal("a chunk must be a JSON object on one line"))
     }
 }
 
@@ -127,51 +156,12 @@ fn fitting(chunks: &[String]) -> usize {
     small.count().max(1)
 }
 
-fn append_row(database: &dyn Database, first: Sequence, chunks: &[String]) -> Result<Sequence> {
-    if chunks.iter().any(|chunk| !looks_like_a_chunk(chunk)) {
-        return Err(Error::internal("a chunk must be a JSON object on one line"));
-    }
-    let count = u64::try_from(chunks.len()).unwrap_or(u64::MAX);
-    let next = first.saturating_add(count);
-    let body = chunks.join("\n");
-    let bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
-    let key = first.to_string();
-    let place = Place {
-        table: TABLE,
-        key: &key,
-        column: "body",
-    };
-    // Only a huge chunk, alone in its row, goes to the parts.
-    let body = if body.len() > INLINE_BYTES {
-        place.keep(database, body, INLINE_BYTES)?
-    } else {
-        text(body)
-    };
-    let values = [
-        integer(first)?,
-        integer(next.saturating_sub(1))?,
-        integer(bytes)?,
-        body,
-    ];
-    database.query(
-        "INSERT INTO ra_chunks (first_sequence, last_sequence, bytes, body)
-         VALUES (CAST(? AS INTEGER), CAST(? AS INTEGER), CAST(? AS INTEGER), ?)",
-        &values,
-    )?;
-    Ok(next)
-}
-
 fn looks_like_a_chunk(chunk: &str) -> bool {
     chunk.starts_with('{') && chunk.ends_with('}') && !chunk.contains('\n')
 }
 
 fn announce(database: &dyn Database, chunk: &str) -> Result<()> {
-    let chunk: RawChunk = serde_json::from_str(chunk)
-        .map_err(|error| Error::internal(format!("a chunk is not JSON: {error}")))?;
-    if chunk.kind() != "subagent_start" {
-        return Ok(());
-    }
-    let (Some(id), Some(kind)) = (chunk.text("subSessionId"), chunk.text("subAgentType")) else {
+    let Some((id, kind)) = announcement(chunk)? else {
         return Ok(());
     };
     database
@@ -182,34 +172,99 @@ fn announce(database: &dyn Database, chunk: &str) -> Result<()> {
         .map(drop)
 }
 
+/// The child and its type, if the chunk announces one.
+pub(super) fn announcement(chunk: &str) -> Result<Option<(String, String)>> {
+    if !chunk.contains("\"subagent_start\"") {
+        return Ok(None);
+    }
+    let chunk: RawChunk = serde_json::from_str(chunk)
+        .map_err(|error| Error::internal(format!("a chunk is not JSON: {error}")))?;
+    if chunk.kind() != "subagent_start" {
+        return Ok(None);
+    }
+    Ok(chunk
+        .text("subSessionId")
+        .zip(chunk.text("subAgentType"))
+        .map(|(id, kind)| (id.to_owned(), kind.to_owned())))
+}
+
 struct LogRow {
+    place: u64,
+    /// The first and the last sequence of the row as it is stored.
+    span: (Sequence, Sequence),
+    /// The sequence of the first of `chunks`.
     first: Sequence,
     chunks: Vec<String>,
+}
+
+/// The sizes of the rows from the one that holds the chunk `?1` on, up to `?2`. Each table is read
+/// in the order of its key, and no further than the limit asks.
+const SIZES: &str = "SELECT first_sequence, 0 AS place, last_sequence, bytes FROM ra_chunks
+    WHERE first_sequence >= COALESCE((SELECT MAX(first_sequence) FROM ra_chunks
+                                      WHERE first_sequence <= CAST(?1 AS INTEGER)), 0)
+      AND first_sequence <= CAST(?2 AS INTEGER)
+    UNION ALL SELECT first_sequence, 1, last_sequence, bytes FROM ra_tail_0
+    WHERE first_sequence >= COALESCE((SELECT MAX(first_sequence) FROM ra_tail_0
+                                      WHERE first_sequence <= CAST(?1 AS INTEGER)), 0)
+      AND first_sequence <= CAST(?2 AS INTEGER)
+    UNION ALL SELECT first_sequence, 2, last_sequence, bytes FROM ra_tail_1
+    WHERE first_sequence >= COALESCE((SELECT MAX(first_sequence) FROM ra_tail_1
+                                      WHERE first_sequence <= CAST(?1 AS INTEGER)), 0)
+      AND first_sequence <= CAST(?2 AS INTEGER)
+    ORDER BY first_sequence LIMIT CAST(?3 AS INTEGER)";
+
+const BODIES: &str = "SELECT first_sequence, 0 AS place, last_sequence, body FROM ra_chunks
+    WHERE first_sequence BETWEEN CAST(?1 AS INTEGER) AND CAST(?2 AS INTEGER)
+    UNION ALL SELECT first_sequence, 1, last_sequence, body FROM ra_tail_0
+    WHERE first_sequence BETWEEN CAST(?1 AS INTEGER) AND CAST(?2 AS INTEGER)
+    UNION ALL SELECT first_sequence, 2, last_sequence, body FROM ra_tail_1
+    WHERE first_sequence BETWEEN CAST(?1 AS INTEGER) AND CAST(?2 AS INTEGER)
+    ORDER BY first_sequence";
+
+/// The table that a query's second column stands for.
+fn table_of(place: Option<&SqlValue>) -> &'static str {
+    match place {
+        Some(SqlValue::Integer(1)) => table_at(1),
+        Some(SqlValue::Integer(2)) => table_at(2),
+        _ => table_at(0),
+    }
+}
+
+fn table_at(place: u64) -> &'static str {
+    let [chunks, first, second] = TABLES;
+    match place {
+        1 => first,
+        2 => second,
+        _ => chunks,
+    }
 }
 
 /// The rows from the one that holds the chunk after `after` on, as many as `limit` may need.
 fn rows(
     database: &dyn Database,
+    rest: Option<Rest>,
     after: Sequence,
     until: Sequence,
     limit: PageLimit,
 ) -> Result<Vec<LogRow>> {
     let start = after.saturating_add(1);
-    let at_once = u64::try_from(limit.chunks.min(ROWS_AT_ONCE)).unwrap_or(u64::MAX);
+    // Two of the three tables may each give a row that ends before the start.
+    let at_once = limit.chunks.min(ROWS_AT_ONCE).saturating_add(2);
+    let at_once = u64::try_from(at_once).unwrap_or(u64::MAX);
     let sizes = database.query(
-        "SELECT first_sequence, last_sequence, bytes FROM ra_chunks
-         WHERE first_sequence >= COALESCE((SELECT MAX(first_sequence) FROM ra_chunks
-                                           WHERE first_sequence <= CAST(? AS INTEGER)), 0)
-           AND first_sequence <= CAST(? AS INTEGER)
-         ORDER BY first_sequence LIMIT CAST(? AS INTEGER)",
+        SIZES,
         &[integer(start)?, integer(until)?, integer(at_once)?],
     )?;
+    let mut rest = rest.filter(|rest| rest.next == start);
+    let mut found = Vec::new();
     let mut range = None;
     let mut bytes = 0u64;
+    let enough = after.saturating_add(u64::try_from(limit.chunks).unwrap_or(u64::MAX));
     let budget = u64::try_from(limit.bytes).unwrap_or(u64::MAX);
     for cells in sizes {
-        let mut row = Row::new(TABLE, cells);
+        let mut row = Row::new(table_of(cells.get(1)), cells);
         let first = row.key_number("first_sequence")?;
+        let place = row.whole("place")?;
         let last = row.whole("last_sequence")?;
         let size = row.whole("bytes")?;
         if last < first {
@@ -218,33 +273,53 @@ fn rows(
         if last < start {
             continue;
         }
-        range = Some((range.map_or(first, |(lowest, _)| lowest), first));
+        match rest.take() {
+            Some(rest) if place == 0 && rest.row == (first, last) => found.push(LogRow {
+                place,
+                span: rest.row,
+                first: rest.next,
+                chunks: rest.chunks,
+            }),
+            _ => range = Some((range.map_or(first, |(lowest, _)| lowest), first)),
+        }
         // A row that begins before `start` may give a few of its bytes only: they do not count.
         if first >= start {
             bytes = bytes.saturating_add(size);
         }
-        if bytes > budget {
+        if bytes > budget || last >= enough {
             break;
         }
     }
-    let Some((lowest, highest)) = range else {
-        return Ok(Vec::new());
-    };
-    database
-        .query(
-            "SELECT first_sequence, last_sequence, body FROM ra_chunks
-             WHERE first_sequence BETWEEN CAST(? AS INTEGER) AND CAST(? AS INTEGER)
-             ORDER BY first_sequence",
-            &[integer(lowest)?, integer(highest)?],
-        )?
-        .into_iter()
-        .map(|cells| unpack(database, Row::new(TABLE, cells)))
-        .collect()
+    if let Some((lowest, highest)) = range {
+        for cells in database.query(BODIES, &[integer(lowest)?, integer(highest)?])? {
+            found.push(unpack(database, cells)?);
+        }
+    }
+    Ok(found)
 }
 
-fn unpack(database: &dyn Database, mut row: Row) -> Result<LogRow> {
+fn unpack(database: &dyn Database, cells: Vec<SqlValue>) -> Result<LogRow> {
+    let table = table_of(cells.get(1));
+    let mut row = Row::new(table, cells);
     let first = row.key_number("first_sequence")?;
+    let place = row.whole("place")?;
     let last = row.whole("last_sequence")?;
+    let chunks = unpack_body(database, &mut row, first, last)?;
+    Ok(LogRow {
+        place,
+        span: (first, last),
+        first,
+        chunks,
+    })
+}
+
+/// The chunks of a row whose next cell is its body.
+fn unpack_body(
+    database: &dyn Database,
+    row: &mut Row,
+    first: Sequence,
+    last: Sequence,
+) -> Result<Vec<String>> {
     let cell = row.text("body")?;
     let body = row.whole_text(database, "body", cell)?;
     let chunks: Vec<String> = body.split('\n').map(str::to_owned).collect();
@@ -255,5 +330,5 @@ fn unpack(database: &dyn Database, mut row: Row) -> Result<LogRow> {
     if first.checked_add(count) != last.checked_add(1) {
         return Err(row.malformed("body", "not as many chunks as the row says"));
     }
-    Ok(LogRow { first, chunks })
+    Ok(chunks)
 }

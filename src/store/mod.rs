@@ -6,6 +6,7 @@
 
 pub mod contract;
 mod log;
+mod memory;
 mod read;
 mod records;
 mod rows;
@@ -13,12 +14,13 @@ mod schema;
 mod sql;
 mod write;
 
+pub use memory::MemoryStore;
 pub use records::*;
 pub use schema::{MIGRATIONS, Migration};
 pub use sql::SqlStore;
 
 use crate::error::Result;
-use crate::protocol::ids::Sequence;
+use crate::protocol::ids::{Sequence, Timestamp};
 
 /// One write of a commit.
 #[derive(Clone, Debug)]
@@ -34,6 +36,12 @@ pub enum Write {
         first: Sequence,
         /// Each chunk's JSON text, in order.
         chunks: Vec<String>,
+    },
+    /// Drops every chunk below this sequence, exactly. It must not be above the newest one. The
+    /// session row's floor is written by a [`Write::Session`] of the same commit.
+    Trim {
+        /// The oldest sequence that stays.
+        floor: Sequence,
     },
     /// Appends a checkpoint; it becomes the latest.
     Checkpoint(CheckpointRecord),
@@ -102,6 +110,36 @@ pub struct ChunkPage {
     pub chunks: Vec<(Sequence, String)>,
 }
 
+/// What the log holds, known without reading it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogStats {
+    /// The oldest sequence that is kept; 0 while there is none.
+    pub oldest: Sequence,
+    /// The newest sequence; 0 while there is none.
+    pub newest: Sequence,
+    /// The size of all chunks that are kept, a line end after each included.
+    pub bytes: u64,
+    /// The oldest stretches that can be dropped cheaply, in order, as many as were asked for.
+    pub front: Vec<LogSpan>,
+}
+
+/// A stretch of the log that is stored together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogSpan {
+    /// Its first sequence.
+    pub first: Sequence,
+    /// Its last sequence.
+    pub last: Sequence,
+    /// Its size, a line end after each chunk included.
+    pub bytes: u64,
+    /// When its newest chunk was committed, by the `updated_at` of the session row.
+    pub committed_at: Timestamp,
+}
+
+/// Removes what an agent keeps of a session in tables of its own, inside the deletion's
+/// transaction.
+pub type DeleteHook<'a> = &'a mut dyn FnMut(&dyn Database) -> Result<()>;
+
 /// One session's storage. See the module's text for what every store promises.
 pub trait Store {
     /// Does all of the writes or none.
@@ -121,6 +159,21 @@ pub trait Store {
 
     /// The chunks above `after`, up to and including `until`, from the lowest on.
     fn chunks(&self, after: Sequence, until: Sequence, limit: PageLimit) -> Result<ChunkPage>;
+
+    /// What the log holds, with `spans` of its oldest stretches at most.
+    fn log_stats(&self, spans: usize) -> Result<LogStats>;
+
+    /// Deletes all that is stored of the session, and what `own` deletes of an agent's own tables:
+    /// whole or not at all. Afterwards the store is as if nothing had ever been stored. Rows are not
+    /// read, so malformed ones are no obstacle.
+    ///
+    /// Epochs begin again with the next session here, so an execution of the deleted one must be
+    /// ended by its driver before another session is begun.
+    ///
+    /// # Errors
+    /// The error of `own`, the database's, or `invalid_stored_state` when a later version than this
+    /// one wrote the database. Nothing is deleted then.
+    fn delete_all(&self, own: DeleteHook<'_>) -> Result<()>;
 
     /// The whole conversation, in order.
     fn messages(&self) -> Result<Vec<MessageRecord>>;

@@ -255,6 +255,9 @@ pub struct StagedPatch {
     pub ordinal: u64,
     /// The operations.
     pub patches: Vec<PatchOperation>,
+    /// Whether the hook after the call staged it: such a write stands also when the call failed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_hook: bool,
 }
 
 /// Where a child lives.

@@ -22,7 +22,9 @@ pub struct Migration {
 /// A column that holds JSON of any size holds either the text itself or, above a limit, `@` and the
 /// number of parts that `ra_parts` keeps for its owner (`<table>/<column>/<key>`): the platform
 /// takes no row of 2 MB.
-pub const MIGRATIONS: &[Migration] = &[Migration {
+pub const MIGRATIONS: &[Migration] = &[FIRST, LOG_IN_TAILS];
+
+const FIRST: Migration = Migration {
     version: 1,
     statements: &[
         "CREATE TABLE ra_session (
@@ -69,7 +71,52 @@ pub const MIGRATIONS: &[Migration] = &[Migration {
             owner TEXT NOT NULL, part INTEGER NOT NULL, body TEXT NOT NULL,
             PRIMARY KEY (owner, part))",
     ],
-}];
+};
+
+/// The log in three tables: `ra_chunks` keeps rows of a good size for ever, the two tails take the
+/// small ones in turn. When a tail is full the other one is packed into `ra_chunks` and dropped:
+/// dropping a table is the one way of removing rows that the platform does not count row by row.
+///
+/// `start_byte` is the size of all log before the row since the stream began, a line end after each
+/// chunk included, so that the size of any stretch is known from its two ends. `filled` is what the
+/// tail holds up to and including the row. The bodies stand last: nothing before them is read
+/// through them. Rows of version 1 count as written when their session last changed.
+const LOG_IN_TAILS: Migration = Migration {
+    version: 2,
+    statements: &[
+        "CREATE TABLE ra_chunks_2 (
+            first_sequence INTEGER PRIMARY KEY, last_sequence INTEGER NOT NULL,
+            bytes INTEGER NOT NULL, start_byte INTEGER NOT NULL,
+            committed_at INTEGER NOT NULL, body TEXT NOT NULL)",
+        "INSERT INTO ra_chunks_2
+         SELECT first_sequence, last_sequence, bytes,
+            SUM(bytes + 1) OVER (ORDER BY first_sequence) - bytes - 1,
+            COALESCE((SELECT updated_at FROM ra_session), 0), body
+         FROM ra_chunks",
+        "DROP TABLE ra_chunks",
+        "ALTER TABLE ra_chunks_2 RENAME TO ra_chunks",
+        TAIL_0,
+        TAIL_1,
+    ],
+};
+
+macro_rules! tail {
+    ($name:literal) => {
+        concat!(
+            "CREATE TABLE ",
+            $name,
+            " (first_sequence INTEGER PRIMARY KEY, last_sequence INTEGER NOT NULL,
+            bytes INTEGER NOT NULL, start_byte INTEGER NOT NULL,
+            committed_at INTEGER NOT NULL, filled INTEGER NOT NULL, body TEXT NOT NULL)"
+        )
+    };
+}
+
+/// Makes the first tail, at first and whenever it was packed.
+pub(super) const TAIL_0: &str = tail!("ra_tail_0");
+
+/// Makes the second tail.
+pub(super) const TAIL_1: &str = tail!("ra_tail_1");
 
 /// How the stored schema stands to the code's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +185,21 @@ pub(super) fn migrate(
              VALUES (CAST(? AS INTEGER), CAST(strftime('%s', 'now') AS INTEGER) * 1000)",
             &applied,
         )?;
+    }
+    Ok(())
+}
+
+/// Drops every table of ours. The caller has a transaction open.
+pub(super) fn drop_all(database: &dyn Database) -> Result<()> {
+    let tables = database.query(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, 3) = 'ra_'",
+        &[],
+    )?;
+    for cells in tables {
+        let name = Row::new("sqlite_master", cells);
+        // The name is one of ours: no quote can be in it, and none is let through.
+        let name = name.key().replace('"', "");
+        database.query(&format!("DROP TABLE \"{name}\""), &[])?;
     }
     Ok(())
 }

@@ -3,14 +3,14 @@
 //! A commit is one transaction that begins with the fence; a refused or failed one leaves no trace,
 //! not even the tables. A read on an empty database finds nothing and makes nothing.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::schema::{self, MIGRATIONS, Stage};
 use super::{
-    CheckpointRecord, ChunkPage, Commit, CommitError, Database, Epoch, IdempotencyRecord,
-    MessageRecord, PageLimit, RunRecord, SessionRecord, StepRecord, Store, SubSessionRecord,
-    ToolCallRecord, UsageRecord, log, read, write,
+    CheckpointRecord, ChunkPage, Commit, CommitError, Database, DeleteHook, Epoch,
+    IdempotencyRecord, LogStats, MessageRecord, PageLimit, RunRecord, SessionRecord, StepRecord,
+    Store, SubSessionRecord, ToolCallRecord, UsageRecord, log, read, write,
 };
 use crate::error::{Code, Error, Result};
 use crate::protocol::ids::Sequence;
@@ -21,6 +21,9 @@ pub struct SqlStore {
     /// Whether the schema was seen to be current. Only a hint: an outer transaction that was
     /// rolled back may have taken the tables away again.
     current: Cell<bool>,
+    /// What the last page left of its last row. Rows are told apart by their sequences, which a
+    /// later life of the database issues again: a deletion forgets it.
+    rest: RefCell<Option<log::Rest>>,
 }
 
 impl SqlStore {
@@ -30,6 +33,7 @@ impl SqlStore {
         Self {
             database,
             current: Cell::new(false),
+            rest: RefCell::new(None),
         }
     }
 
@@ -121,7 +125,24 @@ impl Store for SqlStore {
     }
 
     fn chunks(&self, after: Sequence, until: Sequence, limit: PageLimit) -> Result<ChunkPage> {
-        self.read(|database| log::page(database, after, until, limit))
+        self.read(|database| log::page(database, &self.rest, after, until, limit))
+    }
+
+    fn log_stats(&self, spans: usize) -> Result<LogStats> {
+        self.read(|database| log::stats(database, spans))
+    }
+
+    fn delete_all(&self, own: DeleteHook<'_>) -> Result<()> {
+        let database = &*self.database;
+        self.rest.take();
+        database.transaction(&mut || {
+            // A database of a later version is not ours to delete.
+            schema::inspect(database, MIGRATIONS)?;
+            own(database)?;
+            schema::drop_all(database)
+        })?;
+        self.current.set(false);
+        Ok(())
     }
 
     fn messages(&self) -> Result<Vec<MessageRecord>> {

@@ -25,6 +25,7 @@ pub(super) fn apply(database: &dyn Database, write: &Write) -> Result<()> {
         Write::Session(record) => session(database, record),
         Write::Run(record) => run(database, record),
         Write::Chunks { first, chunks } => log::append(database, *first, chunks),
+        Write::Trim { floor } => log::trim(database, *floor),
         Write::Checkpoint(record) => checkpoint(database, record),
         Write::Message(record) => message(database, record),
         Write::Step(record) => step(database, record),

@@ -472,7 +472,16 @@ fn is_type(headers: &HeaderMap, wanted: &str) -> bool {
 
 async fn read_json<T: DeserializeOwned>(response: Response) -> Result<T, Failed> {
     let body = read_body(response.into_body(), ANSWER_LIMIT).await?;
-    serde_json::from_slice(&body).map_err(|e| TransportError::Malformed(e.to_string()).into())
+    // The reader's own message could quote the content, and this one reaches logs.
+    serde_json::from_slice(&body).map_err(|e| {
+        let place = format!(
+            "{:?} error at line {} column {}",
+            e.classify(),
+            e.line(),
+            e.column()
+        );
+        TransportError::Malformed(place).into()
+    })
 }
 
 /// Reads a body. One that breaks off is a failure of the network; one that is too large is not what

@@ -10,7 +10,10 @@
     unreachable_pub
 )]
 
+mod children;
+mod eviction;
 mod house;
 mod routes;
 mod session;
+mod stored;
 mod support;

@@ -796,3 +796,59 @@ fn unknown_sessions_leave_nothing_behind() {
         let _ = Duration::ZERO;
     });
 }
+
+#[test]
+fn what_a_tool_left_behind_says_nothing_after_its_call() {
+    in_world(|| async {
+        let model = scripted(|request| match turn(request) {
+            0 => calls(&[("c1", "linger", json!({"note": "x"}))]),
+            _ => text("done"),
+        });
+        let tool = || {
+            typed_tool("linger", "Lingers.", |context, _: Note| async move {
+                tokio::task::spawn_local(async move {
+                    tokio::time::sleep(Duration::from_secs(5)).await;
+                    assert!(context.emit("late", json!({})).is_err());
+                    let late = context.update(|state: &mut Notes| state.count = 9);
+                    assert!(late.is_err());
+                });
+                Ok(json!({}))
+            })
+        };
+        let client = client(open_mount(), move |_| {
+            vec![noter(model.clone()).with_tool(tool())]
+        });
+        start(&client, "s1").await;
+        client.settled("noter", "s1").await;
+        let path = "/agents/noter/sse?sessionId=s1&fromSequence=0";
+        let (_, before) = client.sse(path).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let (_, after) = client.sse(path).await;
+        assert_eq!(after, before);
+    });
+}
+
+#[test]
+fn a_session_that_cannot_be_read_does_not_keep_its_alarm_busy() {
+    in_world(|| async {
+        use remote_agents::store::Database as _;
+        let lines = Lines::default();
+        let model = scripted(|_| calls(&[("c1", "hang", json!({"note": "x"}))]));
+        let client = client_logging(open_mount(), &lines, move |_| vec![noter(model.clone())]);
+        start(&client, "s1").await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let session = SessionId::parse("s1").unwrap();
+        let database = client.objects.database(&session).unwrap();
+        database.query("DELETE FROM ra_checkpoints", &[]).unwrap();
+        client.objects.evict(&session).unwrap();
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        let is_alarm = |line: &&String| line.contains("\"watchdog\"");
+        let alarms = lines.0.borrow().iter().filter(is_alarm).count();
+        assert!((5..15).contains(&alarms), "{alarms} alarms in ten minutes");
+        let (status, body) = client.get("/agents/noter/status?sessionId=s1").await;
+        assert_eq!(
+            (status, body["code"].as_str()),
+            (500, Some("invalid_stored_state"))
+        );
+    });
+}

@@ -31,7 +31,7 @@ pub(crate) struct Options {
 
 /// Builds what is measured, then measures; the table goes to the standard output and to `target/bench`.
 pub(crate) fn run(provision: &Provision<'_>, options: &Options) -> Result<ExitCode> {
-    build::make(provision, &[Worker::Bench])?;
+    build::run(provision, &[Worker::Bench])?;
     peers(provision)?;
     let paths = provision.paths;
     let mut command = provision.node()?.command();

@@ -20,40 +20,46 @@ const COMPILE_LIMIT: Duration = Duration::from_secs(1800);
 const GZIP_SCRIPT: &str = "const { readFileSync } = require('node:fs'); const { gzipSync } = require('node:zlib');\
     const bytes = readFileSync(process.argv[1]); console.log(bytes.length, gzipSync(bytes).length);";
 
-/// One of the two, or the benchmark's own.
+/// A Worker of this workspace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Worker {
     /// The agents that others call.
     Producer,
     /// The agent that calls them.
     Consumer,
-    /// The library's object for the benchmark. Neither built with the others nor deployed.
-    #[value(skip)]
+    /// The store's contract suite, for its test in workerd alone; never deployed.
+    Contract,
+    /// The library's object as the benchmark drives it; never deployed.
     Bench,
 }
 
 impl Worker {
-    /// The two, in the order in which they are deployed.
+    /// The two that are deployed, in that order.
     pub(crate) const ALL: [Self; 2] = [Self::Producer, Self::Consumer];
 
-    /// Its short name; of the two also the environment in wrangler.toml.
+    /// All that the tests in workerd run.
+    pub(crate) const TESTED: [Self; 3] = [Self::Producer, Self::Consumer, Self::Contract];
+
+    /// Its environment in wrangler.toml.
     pub(crate) fn environment(self) -> &'static str {
         match self {
             Self::Producer => "producer",
             Self::Consumer => "consumer",
+            Self::Contract => "contract",
             Self::Bench => "bench",
         }
     }
 
-    /// Its package.
+    /// Its package and folder.
     pub(crate) fn package(self) -> String {
         format!("{}-worker", self.environment())
     }
 
     fn folder(self, paths: &Paths) -> PathBuf {
         match self {
-            Self::Bench => paths.root.join("miniflare/bench/worker"),
             Self::Producer | Self::Consumer => paths.root.join(self.package()),
+            Self::Contract => paths.root.join("miniflare").join(self.package()),
+            Self::Bench => paths.root.join("miniflare/bench/worker"),
         }
     }
 
@@ -69,21 +75,15 @@ impl Worker {
 
 /// Provides what is missing, builds `workers` and checks their size.
 pub(crate) fn run(provision: &Provision<'_>, workers: &[Worker]) -> Result<()> {
-    make(provision, workers)?;
-    for worker in workers {
-        check_size(provision, *worker)?;
-    }
-    Ok(())
-}
-
-/// Provides what is missing and builds `workers`.
-pub(crate) fn make(provision: &Provision<'_>, workers: &[Worker]) -> Result<()> {
     provision.node()?;
     provision.toolchain()?;
     provision.tools()?;
     for worker in workers {
         compile(provision, *worker)?;
         package(provision, *worker)?;
+    }
+    for worker in workers.iter().filter(|worker| Worker::ALL.contains(worker)) {
+        check_size(provision, *worker)?;
     }
     Ok(())
 }

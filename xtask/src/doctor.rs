@@ -112,7 +112,7 @@ fn wasm(paths: &Paths) -> Finding {
 
 fn npm(paths: &Paths) -> Finding {
     node::system(paths).map_or_else(
-        || Finding::Missing("install Node.js, 18 or newer, with npm".to_owned()),
+        || Finding::Missing("install Node.js, 20 or newer, with npm".to_owned()),
         |told| Finding::Found(format!("{told} (only installs the packages)")),
     )
 }

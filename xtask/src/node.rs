@@ -28,7 +28,7 @@ impl Node {
             if run::output(npm(), &["--version"], &paths.root).is_none() {
                 return Err(Failure::new(
                     "npm was not found",
-                    "install Node.js (any version from 18 on; a newer one for the build comes from npm itself)",
+                    "install Node.js (any version from 20 on; a newer one for the build comes from npm itself)",
                 ));
             }
             let log = paths.log("npm");

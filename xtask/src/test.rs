@@ -42,7 +42,7 @@ enum Part {
     Doc,
     /// Lints of library and Workers as compiled for WebAssembly.
     WasmClippy,
-    /// Both Workers in release, and their size.
+    /// Both Workers in release, and their size; and the one that only a test needs.
     Build,
     /// Dry runs of both deployments.
     Deploy,
@@ -69,7 +69,7 @@ impl Part {
             Self::Native => "native tests",
             Self::Doc => "documentation",
             Self::WasmClippy => "lints for WebAssembly",
-            Self::Build => "build of both Workers",
+            Self::Build => "build of the Workers",
             Self::Deploy => "dry runs of the deployments",
             Self::Workerd => "tests in workerd",
         }
@@ -157,7 +157,7 @@ fn run_part(provision: &Provision<'_>, part: Part, count: &mut Count) -> Result<
             },
         ),
         Part::WasmClippy => wasm_clippy(provision),
-        Part::Build => build::run(provision, &Worker::ALL),
+        Part::Build => build::run(provision, &Worker::TESTED),
         Part::Deploy => {
             provision.node()?;
             wrangler::dry_runs(provision)
@@ -209,7 +209,7 @@ fn wasm_clippy(provision: &Provision<'_>) -> Result<()> {
         let mut command = toolchain.clippy(provision.paths);
         // In release, so that the macros compiled for this serve the build of the Workers too.
         command.args(["--release", "--lib", "-p", "remote-agents"]);
-        for worker in Worker::ALL {
+        for worker in Worker::TESTED {
             command.args(["-p", &worker.package()]);
         }
         command.args(["--", "-D", "warnings"]);

@@ -373,3 +373,23 @@ fn the_other_services_failures_have_their_statuses_here() {
         );
     }
 }
+
+#[test]
+fn a_session_whose_id_ends_like_a_mark_begins_has_children_too() {
+    let found = |child: &str| -> Vec<String> {
+        ancestors(&SessionId::parse(child).unwrap())
+            .map(|session| session.to_string())
+            .collect()
+    };
+    // The two marks share a hyphen.
+    assert_eq!(
+        found("my-remote-remote-call-x"),
+        ["my", "my-remote"].map(str::to_owned)
+    );
+    assert_eq!(
+        found("a-remote--remote-call-x"),
+        ["a", "a-remote-"].map(str::to_owned)
+    );
+    assert!(found("a-remote-").is_empty());
+    assert!(found("-remote-b").is_empty());
+}

@@ -40,26 +40,26 @@ pub fn count(log: &Log, kind: &str) -> usize {
         .count()
 }
 
-/// All that must hold of a job that is over, completed or not.
+/// All that must hold of a job that is at rest, completed or not.
 pub fn hold(world: &World) {
     let log = writer_log(world);
-    numbers_are_unbroken(&log);
-    for (session, _) in world.sessions() {
-        numbers_are_unbroken(&self::log(world, &session));
-        history_is_paired(world, &session);
-    }
     each_child_chunk_stands_once(&log);
     law_of_the_step(world, &log);
-    calls_end_once(&log);
+    for (session, _) in world.sessions() {
+        let log = self::log(world, &session);
+        numbers_are_unbroken(&log);
+        history_is_paired(world, &session);
+        calls_end_once(&log, session.as_str());
+    }
 }
 
-pub fn numbers_are_unbroken(log: &Log) {
+fn numbers_are_unbroken(log: &Log) {
     for (expected, (sequence, _)) in (1..).zip(log) {
         assert_eq!(*sequence, expected);
     }
 }
 
-pub fn each_child_chunk_stands_once(log: &Log) {
+fn each_child_chunk_stands_once(log: &Log) {
     let mut seen = BTreeSet::new();
     let mut origins = BTreeMap::new();
     for (sequence, chunk) in log {
@@ -106,7 +106,7 @@ pub fn nothing_is_lost_on_the_way(world: &World) {
 
 /// From the stream alone, with the first checkpoint of each session as its baseline: the patches of
 /// each step add up to the state of its checkpoint.
-pub fn law_of_the_step(world: &World, log: &Log) {
+fn law_of_the_step(world: &World, log: &Log) {
     struct Document {
         state: Value,
         ordinal: u64,
@@ -163,15 +163,14 @@ pub fn law_of_the_step(world: &World, log: &Log) {
     }
 }
 
-/// Each call that began ended once, and each child that was announced.
-pub fn calls_end_once(log: &Log) {
+/// Each call of a session that began ended once, and each child that it announced.
+fn calls_end_once(log: &Log, session: &str) {
     let count = |start: &str, end: &str, key: &str| {
         let mut open: BTreeMap<String, (u32, u32)> = BTreeMap::new();
-        for (_, chunk) in log {
+        for chunk in of(log, session) {
             let kind = chunk["type"].as_str().unwrap();
             if kind == start || kind == end {
-                let id = format!("{} {}", chunk["agentId"], chunk[key]);
-                let counts = open.entry(id).or_default();
+                let counts = open.entry(chunk[key].to_string()).or_default();
                 *(if kind == start {
                     &mut counts.0
                 } else {
@@ -207,7 +206,7 @@ pub fn child_ends_are_followed_by_their_calls(log: &Log) {
 }
 
 /// Every call in the conversation has exactly one result, right behind the answer that made it.
-pub fn history_is_paired(world: &World, session: &SessionId) {
+fn history_is_paired(world: &World, session: &SessionId) {
     let mut open: Vec<String> = Vec::new();
     for message in world.store(session).messages().unwrap() {
         match message {

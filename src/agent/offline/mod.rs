@@ -33,6 +33,9 @@ const SMALLEST_PIECE: usize = 24;
 /// A text is streamed in about this many pieces at most.
 const MOST_PIECES: usize = 24;
 
+/// Events that are handed out before the thread is given away again.
+const EVENTS_PER_TURN: usize = 4;
+
 /// A language model that needs no provider: it follows the instructions' numbered steps and
 /// answers with extracts. Its name is `offline`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,15 +57,16 @@ impl LanguageModel for OfflineModel {
     fn stream(&self, request: ModelRequest) -> ModelStream {
         let mut request = Some(request);
         let mut events = VecDeque::new();
-        let mut yielded = false;
-        // Every event is a poll of its own, so that whoever shares the thread gets a turn between
-        // two of them, and the request is not even read before the first turn is given away.
+        let mut before_turn = 0;
+        // Whoever shares the thread gets a turn every few events, as between the packets of a
+        // network, and the request is not even read before the first turn is given away.
         stream::poll_fn(move |context| {
-            if !std::mem::replace(&mut yielded, true) {
+            if before_turn == 0 {
+                before_turn = EVENTS_PER_TURN;
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            yielded = false;
+            before_turn -= 1;
             if let Some(request) = request.take() {
                 events = events_of(&request, &policy::answer(&request));
             }

@@ -22,7 +22,7 @@ const MOST_TURNS: usize = 64;
 const MOST_FAILURES: u32 = 2;
 
 /// Tries after which a call is given up, those that were stopped before they began included.
-const MOST_TRIES: u32 = 5;
+const MOST_TRIES: u32 = 24;
 
 /// What to say and what to call.
 #[derive(Debug, Default)]

@@ -36,28 +36,32 @@ impl Said {
     }
 }
 
-/// Reads an answer event by event. Between two events the stream must give the thread away.
+/// Reads an answer event by event. Before the first one and then every few of them the stream must
+/// give the thread away.
 fn ask(request: &ModelRequest) -> Said {
     let mut stream = OfflineModel::new().stream(request.clone());
     let waker = futures::task::noop_waker();
     let mut context = Context::from_waker(&waker);
     let (mut said, mut pieces) = (Said::default(), HashMap::<usize, Vec<String>>::new());
-    let mut last_was_event = true;
+    let mut since_turn = super::EVENTS_PER_TURN;
     loop {
         let event = match stream.poll_next_unpin(&mut context) {
             Poll::Pending => {
                 assert!(
-                    last_was_event,
+                    since_turn > 0,
                     "one poll gives the thread away, the next has an event"
                 );
-                last_was_event = false;
+                since_turn = 0;
                 continue;
             }
             Poll::Ready(None) => break,
             Poll::Ready(Some(event)) => event.unwrap(),
         };
-        assert!(!last_was_event, "every event is a poll of its own");
-        last_was_event = true;
+        since_turn += 1;
+        assert!(
+            since_turn <= super::EVENTS_PER_TURN,
+            "nobody else has had a turn"
+        );
         assert_eq!(said.stop, None, "the stop comes last");
         match event {
             ModelEvent::TextDelta(delta) => {

@@ -220,6 +220,7 @@ impl Step {
         let patches = diff(&self.working, &after);
         self.ordinal += 1;
         self.calls[call].0.push(StagedPatch {
+            by_hook: false,
             ordinal: self.ordinal,
             patches,
         });
@@ -353,6 +354,7 @@ fn a_member_that_only_a_dropped_call_had_made_is_made_by_who_replaced_it() {
 fn patches_that_were_never_staged_are_refused() {
     let staged = |operation| {
         vec![StagedPatch {
+            by_hook: false,
             ordinal: 1,
             patches: vec![operation],
         }]

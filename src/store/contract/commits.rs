@@ -3,25 +3,22 @@
 use super::*;
 
 pub(super) fn reads_leave_an_empty_database_empty(subject: Subject<'_>) {
-    let (database, store) = subject.fresh();
+    let (site, store) = subject.fresh();
     assert_finds_nothing(&*store);
     let fence = store.commit(&fenced(1, vec![Write::Session(session(1, 0))]));
     assert_eq!(fence, Err(CommitError::Fenced { expected: 1 }));
     assert_finds_nothing(&*store);
-    assert!(
-        tables(&*database).is_empty(),
-        "a read or a refusal made a table"
-    );
+    assert!(tables(&site).is_empty(), "a read or a refusal made a table");
 }
 
 pub(super) fn a_commit_that_fails_half_way_writes_nothing(subject: Subject<'_>) {
-    let (database, store) = subject.fresh();
+    let (site, store) = subject.fresh();
     // The very first commit: not even the tables stay.
     let mut broken = create();
     broken.writes.push(chunks(0, &["no sequence is 0"]));
     assert!(matches!(store.commit(&broken), Err(CommitError::Failed(_))));
     assert!(
-        tables(&*database).is_empty(),
+        tables(&site).is_empty(),
         "a failed first commit left tables"
     );
     assert_finds_nothing(&*store);
@@ -114,14 +111,14 @@ pub(super) fn the_fence_keeps_an_earlier_epoch_out(subject: Subject<'_>) {
 }
 
 pub(super) fn a_reopened_store_goes_on(subject: Subject<'_>) {
-    let (database, store) = subject.fresh();
+    let (site, store) = subject.fresh();
     let all = log::filled(&*store);
     let before = store.session().unwrap();
     drop(store);
-    let again = (subject.open)(database.clone());
+    let again = (site.open)();
     assert_eq!(again.session().unwrap(), before);
     assert_eq!(read(&*again, 0, 100, ALL), all);
-    let first_write = (subject.open)(database);
+    let first_write = (site.open)();
     assert!(
         first_write.commit(&create()).is_err(),
         "the session is there already"
@@ -131,7 +128,7 @@ pub(super) fn a_reopened_store_goes_on(subject: Subject<'_>) {
 }
 
 pub(super) fn a_commit_is_part_of_an_outer_transaction(subject: Subject<'_>) {
-    let (database, store) = subject.fresh();
+    let (site, store) = subject.fresh();
     let undo = || Err(Error::internal("undo"));
     // The first commit with its tables is undone with the rest.
     let outcome = store.database().transaction(&mut || {
@@ -145,7 +142,7 @@ pub(super) fn a_commit_is_part_of_an_outer_transaction(subject: Subject<'_>) {
         undo()
     });
     assert_eq!(outcome, undo());
-    assert!(tables(&*database).is_empty());
+    assert!(tables(&site).is_empty());
     assert_finds_nothing(&*store);
     let outcome = store.database().transaction(&mut || {
         begun(&*store);
@@ -205,7 +202,8 @@ pub(super) fn an_agents_own_tables_share_the_transaction(subject: Subject<'_>) {
 }
 
 pub(super) fn a_database_of_a_later_version_is_refused(subject: Subject<'_>) {
-    let (database, store) = subject.fresh();
+    let (site, store) = subject.fresh();
+    let database = site.sql();
     begun(&*store);
     database
         .query(
@@ -214,20 +212,34 @@ pub(super) fn a_database_of_a_later_version_is_refused(subject: Subject<'_>) {
         )
         .unwrap();
     database.query("DROP TABLE ra_usage", &[]).unwrap();
-    let before = tables(&*database);
-    let older = (subject.open)(database.clone());
+    let before = tables(&site);
+    let older = (site.open)();
     assert_eq!(older.session().unwrap_err().code, Code::InvalidStoredState);
     match older.commit(&fenced(1, vec![chunks(1, &["x"])])) {
         Err(CommitError::Failed(error)) => assert_eq!(error.code, Code::InvalidStoredState),
         other => panic!("a later version's database was written to: {other:?}"),
     }
     assert_eq!(
-        tables(&*database),
+        tables(&site),
         before,
         "the later version's tables are as they were"
     );
+    let deleted = older.delete_all(&mut |_| panic!("nothing of it may be deleted"));
+    assert_eq!(deleted.unwrap_err().code, Code::InvalidStoredState);
     let rows = database
-        .query("SELECT COUNT(*) FROM ra_chunks", &[])
+        .query(
+            "SELECT (SELECT COUNT(*) FROM ra_chunks) + (SELECT COUNT(*) FROM ra_tail_0), COUNT(*) FROM ra_session",
+            &[],
+        )
         .unwrap();
-    assert_eq!(rows, [[SqlValue::Integer(0)]]);
+    assert_eq!(rows, [[SqlValue::Integer(0), SqlValue::Integer(1)]]);
+}
+
+pub(super) fn sql_is_there_or_refused(subject: Subject<'_>) {
+    let (site, store) = subject.fresh();
+    let answer = store.database().query("SELECT 1", &[]);
+    match &site.database {
+        Some(_) => assert_eq!(answer.unwrap(), [[SqlValue::Integer(1)]]),
+        None => assert_eq!(answer.unwrap_err().code, Code::NotSupported),
+    }
 }

@@ -109,6 +109,95 @@ pub(super) fn sequences_are_never_issued_twice(subject: Subject<'_>) {
     assert_eq!(read(&*store, 2, 100, ALL).len(), 2);
 }
 
+/// Chunks of many sizes in commits of many sizes, enough to fill and pack the stores' own
+/// structures several times over. Deterministic.
+pub(super) fn grown(
+    store: &dyn Store,
+    commits: u64,
+    mut seen: impl FnMut(&[(Sequence, String)]),
+) -> Vec<(Sequence, String)> {
+    begun(store);
+    let mut all: Vec<(Sequence, String)> = Vec::new();
+    let mut state = 7u64;
+    let mut below = |bound: u64| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % bound
+    };
+    for round in 0..commits {
+        let count = [1, 1, 2, 10, 25][usize::try_from(below(5)).unwrap()];
+        let first = all.len() as u64 + 1;
+        let list: Vec<String> = (0..count)
+            .map(|n| {
+                let size = match below(40) {
+                    0 => 3_000 + below(30_000),
+                    1..=3 => 0,
+                    _ => 40 + below(1_000),
+                };
+                text_chunk(&format!(
+                    "{round}.{n} é\n{}",
+                    "x".repeat(usize::try_from(size).unwrap())
+                ))
+            })
+            .collect();
+        let mut record = session(1, first + count - 1);
+        record.updated_at = 1_000 + round;
+        write(
+            store,
+            vec![
+                Write::Session(record),
+                Write::Chunks {
+                    first,
+                    chunks: list.clone(),
+                },
+            ],
+        );
+        all.extend((first..).zip(list));
+        seen(&all);
+    }
+    all
+}
+
+pub(super) fn a_log_of_any_shape_reads_back(subject: Subject<'_>) {
+    let (_, store) = subject.fresh();
+    let reader = store.clone();
+    let mut followed: Vec<(Sequence, String)> = Vec::new();
+    let all = grown(&*store, 900, |all| {
+        // One reader follows the end, as live ones do.
+        let after = followed.last().map_or(0, |(sequence, _)| *sequence);
+        followed.extend(read(&*reader, after, 1 << 52, ALL));
+        assert_eq!(followed.len(), all.len());
+        // Another reads somewhere in what is old by now.
+        if all.len() % 7 == 0 {
+            let after = all.len() / 3;
+            let few = PageLimit { chunks: 40, ..ALL };
+            let page = read(&*reader, after as u64, 1 << 52, few);
+            assert_eq!(page, all[after..all.len().min(after + 40)]);
+        }
+    });
+    let size: usize = all.iter().map(|(_, chunk)| chunk.len()).sum();
+    assert!(size > 4_000_000, "too little to pack: {size} bytes");
+    assert!(followed == all, "the follower read something else");
+    assert!(read(&*store, 0, 1 << 52, ALL) == all);
+    let page = PageLimit {
+        chunks: 500,
+        bytes: 100_000,
+    };
+    let mut joined = Vec::new();
+    while let Some(page) = next_page(&*store, &joined, page) {
+        joined.extend(page);
+    }
+    assert!(joined == all, "pages joined are another log");
+    for after in (0..all.len()).step_by(97) {
+        let one = PageLimit { chunks: 1, ..ALL };
+        assert_eq!(
+            read(&*store, after as u64, 1 << 52, one),
+            all[after..=after]
+        );
+    }
+}
+
 pub(super) fn announced_children_are_found(subject: Subject<'_>) {
     let (_, store) = subject.fresh();
     begun(&*store);

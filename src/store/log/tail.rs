@@ -1,0 +1,218 @@
+//! Where a row of the log goes, and how small rows are packed into large ones.
+//!
+//! A row that fills its pages well goes to `ra_chunks` at once. Small ones go to one of two tails;
+//! when that is full, the *other* one, whose rows are older than a whole tail, is packed into
+//! `ra_chunks` in the very commit that needs the room. So readers at the end of the log meet rows
+//! as they were written, a commit packs one tail at most, and packing writes less than a quarter of
+//! a row for each that was appended: dropping the packed tail's table is not counted row by row.
+
+use super::{TABLES, table_of};
+use crate::error::Result;
+use crate::protocol::ids::Sequence;
+use crate::store::rows::{INLINE_BYTES, Place, Row, integer, text};
+use crate::store::schema::{TAIL_0, TAIL_1};
+use crate::store::{Database, SqlValue};
+
+/// A row of this many bytes wastes less than a tenth of the pages it takes.
+const WHOLE_BYTES: usize = 24 * 1024;
+
+/// A tail that holds this many bytes is full. With one more row it stays below eight packed rows.
+pub(super) const TAIL_BYTES: u64 = 960 * 1024;
+
+/// What a row of a tail counts beside its body: it bounds the rows of a tail.
+const ROW_OVERHEAD: u64 = 64;
+
+/// The statements for one tail.
+struct Tail {
+    place: u64,
+    insert: &'static str,
+    pack: &'static str,
+    drop: &'static str,
+    make: &'static str,
+}
+
+macro_rules! tail {
+    ($place:literal, $name:literal, $make:expr) => {
+        Tail {
+            place: $place,
+            insert: concat!(
+                "INSERT INTO ",
+                $name,
+                " (first_sequence, last_sequence, bytes, start_byte, committed_at, filled, body)
+                 VALUES (CAST(? AS INTEGER), CAST(? AS INTEGER), CAST(? AS INTEGER),
+                    CAST(? AS INTEGER), COALESCE((SELECT updated_at FROM ra_session), 0),
+                    CAST(? AS INTEGER), ?)"
+            ),
+            // Rows without a gap between them and of one 128 KiB of the tail become one. A row that
+            // is not what it should be stays alone: it must not take its neighbours with it.
+            pack: concat!(
+                "INSERT INTO ra_chunks
+                    (first_sequence, last_sequence, bytes, start_byte, committed_at, body)
+                 SELECT MIN(first_sequence), MAX(last_sequence), SUM(bytes) + COUNT(*) - 1,
+                    MIN(start_byte), MAX(committed_at),
+                    group_concat(body, char(10) ORDER BY first_sequence)
+                 FROM (SELECT *, SUM(apart) OVER (ORDER BY first_sequence) AS stretch
+                       FROM (SELECT *, first_sequence IS NOT LAG(last_sequence) OVER (ORDER BY first_sequence) + 1
+                                OR NOT sound
+                                OR NOT LAG(sound, 1, 1) OVER (ORDER BY first_sequence) AS apart
+                             FROM (SELECT *, length(CAST(body AS BLOB)) IS bytes
+                                      AND length(body) - length(replace(body, char(10), ''))
+                                          IS last_sequence - first_sequence AS sound
+                                   FROM ",
+                $name,
+                ")))
+                 GROUP BY stretch, filled / 131072"
+            ),
+            drop: concat!("DROP TABLE ", $name),
+            make: $make,
+        }
+    };
+}
+
+static TAILS: [Tail; 2] = [tail!(1, "ra_tail_0", TAIL_0), tail!(2, "ra_tail_1", TAIL_1)];
+
+/// The newest rows, in one query: of the whole log and of each tail.
+const NEWEST: &str = "SELECT first_sequence, place, last_sequence, bytes, start_byte, filled FROM (
+        SELECT first_sequence, 0 AS place, last_sequence, bytes, start_byte, 0 AS filled
+        FROM ra_chunks ORDER BY first_sequence DESC LIMIT 1)
+    UNION ALL SELECT first_sequence, place, last_sequence, bytes, start_byte, filled FROM (
+        SELECT first_sequence, 1 AS place, last_sequence, bytes, start_byte, filled
+        FROM ra_tail_0 ORDER BY first_sequence DESC LIMIT 1)
+    UNION ALL SELECT first_sequence, place, last_sequence, bytes, start_byte, filled FROM (
+        SELECT first_sequence, 2 AS place, last_sequence, bytes, start_byte, filled
+        FROM ra_tail_1 ORDER BY first_sequence DESC LIMIT 1)";
+
+/// The end of the log, as appending needs it.
+pub(super) struct Head {
+    /// The newest sequence, unless the log is empty.
+    pub(super) newest: Option<Sequence>,
+    /// The size of all log so far, a line end after each chunk included.
+    pub(super) next_byte: u64,
+    current: Room,
+    other: Room,
+}
+
+/// How a tail stands.
+struct Room {
+    tail: &'static Tail,
+    newest: Option<Sequence>,
+    filled: u64,
+}
+
+impl Head {
+    /// Looks at the end of the log.
+    pub(super) fn read(database: &dyn Database) -> Result<Self> {
+        let [zero, one] = &TAILS;
+        let room = |tail| Room {
+            tail,
+            newest: None,
+            filled: 0,
+        };
+        let mut head = Self {
+            newest: None,
+            next_byte: 0,
+            current: room(zero),
+            other: room(one),
+        };
+        for cells in database.query(NEWEST, &[])? {
+            let table = table_of(cells.get(1));
+            let mut row = Row::new(table, cells);
+            let place = row.whole("place")?;
+            let last = row.whole("last_sequence")?;
+            let bytes = row.whole("bytes")?;
+            let start_byte = row.whole("start_byte")?;
+            let filled = row.whole("filled")?;
+            if head.newest.is_none_or(|newest| newest < last) {
+                head.newest = Some(last);
+                head.next_byte = start_byte.saturating_add(bytes).saturating_add(1);
+            }
+            for room in [&mut head.current, &mut head.other] {
+                if room.tail.place == place {
+                    room.newest = Some(last);
+                    room.filled = filled;
+                }
+            }
+        }
+        // The tail that was written last is the one that is being filled.
+        if head.other.newest > head.current.newest {
+            std::mem::swap(&mut head.current, &mut head.other);
+        }
+        Ok(head)
+    }
+
+    /// Appends one row of chunks, `first` being the first's sequence; gives the next sequence.
+    pub(super) fn append(
+        &mut self,
+        database: &dyn Database,
+        first: Sequence,
+        chunks: &[String],
+    ) -> Result<Sequence> {
+        let count = u64::try_from(chunks.len()).unwrap_or(u64::MAX);
+        let next = first.saturating_add(count);
+        let last = next.saturating_sub(1);
+        let body = chunks.join("\n");
+        let bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
+        let mut values = vec![
+            integer(first)?,
+            integer(last)?,
+            integer(bytes)?,
+            integer(self.next_byte)?,
+        ];
+        if body.len() >= WHOLE_BYTES {
+            values.push(whole_body(database, first, body)?);
+            database.query(
+                "INSERT INTO ra_chunks
+                    (first_sequence, last_sequence, bytes, start_byte, committed_at, body)
+                 VALUES (CAST(? AS INTEGER), CAST(? AS INTEGER), CAST(? AS INTEGER),
+                    CAST(? AS INTEGER), COALESCE((SELECT updated_at FROM ra_session), 0), ?)",
+                &values,
+            )?;
+        } else {
+            self.make_room(database)?;
+            let room = &mut self.current;
+            room.filled = room
+                .filled
+                .saturating_add(bytes)
+                .saturating_add(ROW_OVERHEAD);
+            room.newest = Some(last);
+            values.push(integer(room.filled)?);
+            values.push(text(body));
+            database.query(room.tail.insert, &values)?;
+        }
+        self.newest = Some(last);
+        self.next_byte = self.next_byte.saturating_add(bytes).saturating_add(1);
+        Ok(next)
+    }
+
+    /// Turns to the other tail when this one is full, once what was in it is packed.
+    fn make_room(&mut self, database: &dyn Database) -> Result<()> {
+        if self.current.filled < TAIL_BYTES {
+            return Ok(());
+        }
+        let older = &mut self.other;
+        if older.newest.is_some() {
+            for statement in [older.tail.pack, older.tail.drop, older.tail.make] {
+                database.query(statement, &[])?;
+            }
+        }
+        older.newest = None;
+        older.filled = 0;
+        std::mem::swap(&mut self.current, &mut self.other);
+        Ok(())
+    }
+}
+
+/// Only a huge chunk, alone in its row, goes to the parts.
+fn whole_body(database: &dyn Database, first: Sequence, body: String) -> Result<SqlValue> {
+    if body.len() <= INLINE_BYTES {
+        return Ok(text(body));
+    }
+    let [table, ..] = TABLES;
+    let key = first.to_string();
+    let place = Place {
+        table,
+        key: &key,
+        column: "body",
+    };
+    place.keep(database, body, INLINE_BYTES)
+}
