@@ -1,5 +1,5 @@
-// Both Workers in workerd, for the tests and for `cargo xtask dev`. This is the one file that knows Miniflare's API
-// (version 4; with version 5 only `miniflareOptions` and `start` should have to change).
+// Both Workers in workerd, for the tests and for `cargo xtask dev`. This file and bench/runtime.mjs alone know Miniflare's
+// API (version 4; with version 5 only `miniflareOptions` and `start` should have to change).
 //
 // Names, compatibility date and flags, classes, services with their props and variables come from `wrangler.toml`;
 // the modules are those that `cargo xtask build` left in each Worker's `build` folder.

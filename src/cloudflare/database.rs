@@ -4,13 +4,20 @@
 //! writes more than one row opens one. Statements and rows are read eagerly: a cursor here is live
 //! and must not outlive the turn.
 
-use js_sys::Array;
+use js_sys::{Array, JsString};
 use wasm_bindgen::{JsCast as _, JsValue};
 
-use super::ffi::{self, RawContext, RawSql, RawStorage};
+use super::ffi::{self, RawContext, RawSql, RawStorage, RawTextEncoder};
 use crate::error::{Error, Result};
 use crate::protocol::ids::MAX_SAFE_INTEGER;
 use crate::store::{Database, SqlValue};
+
+/// Texts of this many UTF-16 units and more are copied out of JavaScript in one go.
+const LONG_TEXT: u32 = 64;
+
+thread_local! {
+    static ENCODER: Option<RawTextEncoder> = RawTextEncoder::new().ok();
+}
 
 /// The SQLite of one Durable Object.
 ///
@@ -111,8 +118,18 @@ fn to_js(value: &SqlValue) -> Result<JsValue> {
     }
 }
 
+/// The text of a cell. `as_string` copies it character by character, which for a row of chunks costs
+/// more than reading it from the database did.
+fn long_text(value: &JsValue) -> Option<String> {
+    let text: &JsString = value
+        .dyn_ref()
+        .filter(|text: &&JsString| text.length() >= LONG_TEXT)?;
+    let bytes = ENCODER.with(|encoder| encoder.as_ref()?.encode(text).ok())?;
+    String::from_utf8(bytes.to_vec()).ok()
+}
+
 fn from_js(value: &JsValue) -> Result<SqlValue> {
-    if let Some(text) = value.as_string() {
+    if let Some(text) = long_text(value).or_else(|| value.as_string()) {
         Ok(SqlValue::Text(text))
     } else if let Some(number) = value.as_f64() {
         Ok(if is_exact(number) {

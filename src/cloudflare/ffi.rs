@@ -67,6 +67,17 @@ extern "C" {
     #[wasm_bindgen(catch, js_name = fetch)]
     pub(super) fn global_fetch(request: &web_sys::Request) -> Result<Promise, JsValue>;
 
+    /// Text as bytes.
+    #[wasm_bindgen(extends = Object, js_name = TextEncoder)]
+    pub(super) type RawTextEncoder;
+    #[wasm_bindgen(constructor, catch, js_class = "TextEncoder")]
+    pub(super) fn new() -> Result<RawTextEncoder, JsValue>;
+    #[wasm_bindgen(method, catch, js_class = "TextEncoder")]
+    pub(super) fn encode(
+        this: &RawTextEncoder,
+        text: &js_sys::JsString,
+    ) -> Result<js_sys::Uint8Array, JsValue>;
+
     /// A native body.
     #[wasm_bindgen(extends = Object)]
     pub(super) type RawStream;

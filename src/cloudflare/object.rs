@@ -106,6 +106,15 @@ impl ObjectHost {
         }
     }
 
+    /// The session's driver, for the benchmark.
+    ///
+    /// # Errors
+    /// Why the object could not be built.
+    #[cfg(feature = "bench")]
+    pub fn producer(&self) -> Result<Rc<Producer>> {
+        self.producer.clone()
+    }
+
     /// Lets the session go on, and sees to it that there is another alarm if there must be one.
     pub async fn alarm(&self) -> worker::Response {
         match (&self.producer, &self.runtime) {

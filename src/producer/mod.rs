@@ -5,6 +5,8 @@
 //! transition, commit it, swap the session, in one synchronous block. A chunk reaches readers only
 //! after its commit is durable (section 4 of the contract).
 
+#[cfg(feature = "bench")]
+mod bench;
 mod calls;
 mod publish;
 mod retention;
@@ -242,7 +244,7 @@ impl Producer {
             Ok(()) => {
                 let last = transition.next.record.last_sequence;
                 *self.session.borrow_mut() = Some(transition.next);
-                self.publisher.committed(last);
+                self.publisher.said(last, &transition.commit);
                 Ok(())
             }
             Err(error) => {

@@ -1,17 +1,25 @@
 //! Tells readers how far the log may be read: up to what is durable.
 //!
 //! Commits are counted as they happen; one durability barrier at a time covers all that happened
-//! before it, and readers wake once it has passed.
+//! before it, and readers wake once it has passed. What the newest commits said is kept encoded, a
+//! bounded piece for all readers together, so that those at the tail need not read the log again.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
+use bytes::Bytes;
 use serde_json::json;
 
 use crate::platform::{Level, ObjectRuntime};
 use crate::protocol::ids::Sequence;
+use crate::protocol::sse;
+use crate::store::{Commit, Write};
+
+/// The most that is kept of the newest commits, in encoded bytes.
+const TAIL_BYTES: usize = 128 * 1024;
 
 pub(super) struct Publisher {
     runtime: Rc<dyn ObjectRuntime>,
@@ -21,6 +29,35 @@ pub(super) struct Publisher {
     durable: Cell<(Sequence, u64)>,
     syncing: Cell<bool>,
     waiting: RefCell<Vec<Waker>>,
+    readers: Cell<usize>,
+    tail: RefCell<Tail>,
+}
+
+/// The newest commits' chunks as they go over the wire, without a gap.
+#[derive(Default)]
+struct Tail {
+    batches: VecDeque<Batch>,
+    bytes: usize,
+}
+
+/// The chunks of one commit.
+struct Batch {
+    first: Sequence,
+    last: Sequence,
+    events: Bytes,
+}
+
+/// Somebody who reads; while there is none, nothing is kept for readers.
+pub(super) struct Attendance(Rc<Publisher>);
+
+impl Drop for Attendance {
+    fn drop(&mut self) {
+        let left = self.0.readers.get().saturating_sub(1);
+        self.0.readers.set(left);
+        if left == 0 {
+            self.0.tail.take();
+        }
+    }
 }
 
 impl Publisher {
@@ -31,11 +68,33 @@ impl Publisher {
             durable: Cell::new((0, 0)),
             syncing: Cell::new(false),
             waiting: RefCell::new(Vec::new()),
+            readers: Cell::new(0),
+            tail: RefCell::default(),
         })
     }
 
+    /// Somebody reads from now on, until the answer is dropped.
+    pub(super) fn attend(self: &Rc<Self>) -> Attendance {
+        self.readers.set(self.readers.get().saturating_add(1));
+        Attendance(self.clone())
+    }
+
     /// A commit happened; `last` is the newest sequence now.
+    pub(super) fn said(self: &Rc<Self>, last: Sequence, commit: &Commit) {
+        if self.readers.get() > 0 {
+            let mut tail = self.tail.borrow_mut();
+            for write in &commit.writes {
+                if let Write::Chunks { first, chunks } = write {
+                    tail.push(*first, chunks);
+                }
+            }
+        }
+        self.committed(last);
+    }
+
+    /// As [`Self::said`], for commits whose chunks nobody can be waiting for.
     pub(super) fn committed(self: &Rc<Self>, last: Sequence) {
+        self.tail.borrow_mut().keep_to(last);
         let (_, count) = self.committed.get();
         self.committed.set((last, count.wrapping_add(1)));
         if !self.syncing.replace(true) {
@@ -65,6 +124,12 @@ impl Publisher {
         self.durable.get()
     }
 
+    /// The events above `after`, up to what is durable, with the last of their sequences; `None`
+    /// where they must be read from the log.
+    pub(super) fn tail(&self, after: Sequence) -> Option<(Bytes, Sequence)> {
+        self.tail.borrow().above(after, self.durable.get().0)
+    }
+
     /// Whether everything that was committed is durable.
     pub(super) fn is_settled(&self) -> bool {
         self.durable.get() == self.committed.get()
@@ -86,5 +151,67 @@ impl Publisher {
             }
             Poll::Pending
         })
+    }
+}
+
+impl Tail {
+    fn push(&mut self, first: Sequence, chunks: &[String]) {
+        let follows = |newest: &Batch| newest.last.checked_add(1) == Some(first);
+        if !self.batches.back().is_none_or(follows) {
+            *self = Self::default();
+        }
+        let mut events = String::new();
+        let mut last = first;
+        for (sequence, chunk) in (first..).zip(chunks) {
+            sse::encode_chunk(&mut events, sequence, chunk);
+            last = sequence;
+        }
+        self.bytes = self.bytes.saturating_add(events.len());
+        self.batches.push_back(Batch {
+            first,
+            last,
+            events: events.into(),
+        });
+        while self.bytes > TAIL_BYTES {
+            let Some(oldest) = self.batches.pop_front() else {
+                break;
+            };
+            self.bytes = self.bytes.saturating_sub(oldest.events.len());
+        }
+    }
+
+    /// Forgets all of it unless it ends at `last`: then it is of another log.
+    fn keep_to(&mut self, last: Sequence) {
+        if self
+            .batches
+            .back()
+            .is_some_and(|newest| newest.last != last)
+        {
+            *self = Self::default();
+        }
+    }
+
+    fn above(&self, after: Sequence, durable: Sequence) -> Option<(Bytes, Sequence)> {
+        let start = after.checked_add(1)?;
+        let at = self
+            .batches
+            .binary_search_by_key(&start, |batch| batch.first)
+            .ok()?;
+        let mut batches = self
+            .batches
+            .range(at..)
+            .take_while(|batch| batch.last <= durable);
+        let one = batches.next()?;
+        let Some(next) = batches.next() else {
+            // The one buffer that all readers at the tail share.
+            return Some((one.events.clone(), one.last));
+        };
+        let mut last = next.last;
+        let mut events = [one.events.as_ref(), next.events.as_ref()].concat();
+        for batch in batches {
+            events.extend_from_slice(&batch.events);
+            last = batch.last;
+        }
+        Some((events.into(), last))
     }
 }

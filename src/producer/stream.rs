@@ -3,19 +3,21 @@
 //! A reader is a cursor and nothing else: it re-reads the log, so one that does not read costs
 //! nothing that grows, and dropping its stream forgets it. Implements section 4.
 
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::{Either, select};
+use futures::future::{Either, LocalBoxFuture, select};
 use futures::stream;
 
 use super::Producer;
+use super::publish::Attendance;
 use crate::error::{Code, Error, Result};
 use crate::http::{Body, BodyError, Response, answer};
 use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
 use crate::protocol::header;
-use crate::protocol::ids::Sequence;
+use crate::protocol::ids::{Sequence, Timestamp};
 use crate::protocol::message::SessionStatus;
 use crate::protocol::request::SseQuery;
 use crate::protocol::sse;
@@ -36,6 +38,12 @@ struct Reader {
     /// The newest sequence when the reader came: what is above it is live.
     head: Sequence,
     stage: Stage,
+    /// When the reader was last told something.
+    told_at: Timestamp,
+    /// The timer of the silence. It outlives many parts: setting one for each would cost more than
+    /// the part.
+    silence: Option<LocalBoxFuture<'static, ()>>,
+    _attendance: Attendance,
 }
 
 enum Stage {
@@ -90,6 +98,9 @@ impl Producer {
             cursor,
             head: record.last_sequence,
             stage,
+            told_at: self.now(),
+            silence: None,
+            _attendance: self.publisher.attend(),
         };
         let parts = stream::unfold(reader, |mut reader| async move {
             let part = reader.next().await?;
@@ -115,8 +126,10 @@ fn below_floor(from: Sequence, floor: Sequence) -> bool {
 
 impl Reader {
     async fn next(&mut self) -> Option<Result<Bytes, BodyError>> {
-        match self.part().await {
-            Ok(part) => part.map(|text| Ok(Bytes::from(text))),
+        let part = self.part().await;
+        self.told_at = self.producer.now();
+        match part {
+            Ok(part) => part.map(Ok),
             Err(error) => {
                 self.stage = Stage::Done;
                 // The reader is told that this is no end: attaching again may go on.
@@ -138,15 +151,15 @@ impl Reader {
         }
     }
 
-    async fn part(&mut self) -> Result<Option<String>> {
+    async fn part(&mut self) -> Result<Option<Bytes>> {
         if matches!(self.stage, Stage::Opening) {
             self.stage = Stage::Replaying;
-            return Ok(Some(sse::encode_comment("open")));
+            return Ok(Some(sse::encode_comment("open").into()));
         }
         if let Stage::Truncated(frame) = &self.stage {
             let text = sse::encode_frame(&Frame::Error(frame.clone()))?;
             self.stage = Stage::Done;
-            return Ok(Some(text));
+            return Ok(Some(text.into()));
         }
         if matches!(self.stage, Stage::Done) {
             return Ok(None);
@@ -161,24 +174,47 @@ impl Reader {
             // What is not durable yet is not told, a settled run included.
             if let Some(end) = self.terminal(mark.0)? {
                 self.stage = Stage::Done;
-                return Ok(Some(end));
+                return Ok(Some(end.into()));
             }
             if replayed {
                 self.stage = Stage::Following;
-                return Ok(Some(sse::encode_frame(&Frame::CaughtUp {
+                let frame = sse::encode_frame(&Frame::CaughtUp {
                     sequence: self.cursor,
-                })?));
+                })?;
+                return Ok(Some(frame.into()));
             }
-            let changed = self.producer.publisher.changed(mark);
-            let silence = self.producer.runtime.sleep(KEEP_ALIVE);
-            if let Either::Right(_) = select(Box::pin(changed), silence).await {
-                return Ok(Some(sse::encode_comment("ping")));
+            if self.silent_until_changed(mark).await {
+                return Ok(Some(sse::encode_comment("ping").into()));
+            }
+        }
+    }
+
+    /// Waits until something has become durable since `mark`; true once the silence was long.
+    async fn silent_until_changed(&mut self, mark: (Sequence, u64)) -> bool {
+        let Self {
+            producer,
+            told_at,
+            silence,
+            ..
+        } = self;
+        let mut changed = pin!(producer.publisher.changed(mark));
+        loop {
+            let timer = silence.get_or_insert_with(|| producer.runtime.sleep(KEEP_ALIVE));
+            if let Either::Left(_) = select(changed.as_mut(), timer).await {
+                return false;
+            }
+            // The timer may have been set for an earlier part.
+            let quiet = Duration::from_millis(producer.now().saturating_sub(*told_at));
+            let left = KEEP_ALIVE.saturating_sub(quiet);
+            *silence = (!left.is_zero()).then(|| producer.runtime.sleep(left));
+            if left.is_zero() {
+                return true;
             }
         }
     }
 
     /// The next page up to what is durable, encoded; the floor is checked again for each.
-    fn page(&mut self, durable: Sequence) -> Result<Option<String>> {
+    fn page(&mut self, durable: Sequence) -> Result<Option<Bytes>> {
         if self.cursor >= durable {
             return Ok(None);
         }
@@ -191,7 +227,7 @@ impl Reader {
                 .producer
                 .read(|session| session.record.stream_id.to_string())?;
             self.stage = Stage::Done;
-            return Ok(Some(sse::encode_frame(&Frame::Error(ErrorFrame {
+            let frame = sse::encode_frame(&Frame::Error(ErrorFrame {
                 run_id: None,
                 code: Code::Truncated.as_str().into(),
                 error: "The log was trimmed while it was read; read the snapshot and attach there."
@@ -200,7 +236,12 @@ impl Reader {
                 recoverable: false,
                 floor: Some(floor),
                 stream_id,
-            }))?));
+            }))?;
+            return Ok(Some(frame.into()));
+        }
+        if let Some((events, last)) = self.producer.publisher.tail(self.cursor) {
+            self.cursor = last;
+            return Ok(Some(events));
         }
         let page = self.producer.store.chunks(self.cursor, durable, PAGE)?;
         let Some((last, _)) = page.chunks.last() else {
@@ -217,28 +258,30 @@ impl Reader {
             sse::encode_chunk(&mut text, *sequence, chunk);
         }
         self.cursor = last;
-        Ok(Some(text))
+        Ok(Some(text.into()))
     }
 
     /// The terminal frame of the latest run, once everything before it was sent and is durable.
     fn terminal(&self, durable: Sequence) -> Result<Option<String>> {
-        let Some(record) = self.producer.read(|session| session.record.clone())? else {
-            return Err(Error::not_found());
-        };
         let settled = self.producer.publisher.is_settled();
-        if record.status == SessionStatus::Running
-            || record.last_sequence != self.cursor
-            || durable < self.cursor
-            || !settled
-        {
+        // Every reader asks after every commit, so a running session costs no copy.
+        let ended = self.producer.read(|session| {
+            let record = &session.record;
+            let ended = record.status != SessionStatus::Running
+                && record.last_sequence == self.cursor
+                && durable >= self.cursor
+                && settled;
+            ended.then(|| record.run_id.clone())
+        })?;
+        let Some(run_id) = ended.ok_or_else(Error::not_found)? else {
             return Ok(None);
-        }
-        let run = self.producer.store.run(record.run_id.as_str())?;
+        };
+        let run = self.producer.store.run(run_id.as_str())?;
         let Some(terminal) = run.and_then(|run| run.terminal) else {
-            return Err(Producer::stored_missing("terminal frame", &record.run_id));
+            return Err(Producer::stored_missing("terminal frame", &run_id));
         };
         Ok(Some(sse::encode_frame(&terminal_frame(
-            record.run_id.to_string(),
+            run_id.to_string(),
             terminal,
         ))?))
     }

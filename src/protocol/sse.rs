@@ -84,7 +84,9 @@ fn text(value: &impl serde::Serialize) -> Result<String> {
 
 /// JSON text has line breaks only between its tokens; each goes on in a data line of its own.
 fn push_data(out: &mut String, data: &str) {
-    if !data.contains(['\r', '\n']) {
+    // Over bytes, which is several times as fast as over characters.
+    let bytes = data.as_bytes();
+    if !bytes.contains(&b'\n') && !bytes.contains(&b'\r') {
         out.push_str(data);
         return;
     }

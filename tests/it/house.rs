@@ -294,6 +294,7 @@ fn the_lints_that_keep_requests_from_panicking_stand() {
         "Cargo.toml",
         "producer-worker/Cargo.toml",
         "consumer-worker/Cargo.toml",
+        "miniflare/bench/worker/Cargo.toml",
     ] {
         assert!(
             read(manifest).contains("[lints]\nworkspace = true"),
@@ -330,7 +331,12 @@ fn dependencies(manifest: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_dependency_is_used_and_explained() {
-    let members = ["producer-worker", "consumer-worker", "xtask"];
+    let members = [
+        "producer-worker",
+        "consumer-worker",
+        "miniflare/bench/worker",
+        "xtask",
+    ];
     let mut names: BTreeSet<String> = members
         .iter()
         .flat_map(|member| dependencies(&read(format!("{member}/Cargo.toml"))))
@@ -343,10 +349,12 @@ fn every_dependency_is_used_and_explained() {
         assert!(names.contains(&shared), "no package uses {shared}");
     }
     names.remove("remote-agents");
-    let package: Value = serde_json::from_str(&read("package.json")).unwrap();
-    for section in ["dependencies", "devDependencies"] {
-        let section = package.get(section).and_then(Value::as_object);
-        names.extend(section.into_iter().flat_map(|s| s.keys().cloned()));
+    for package in ["package.json", "miniflare/bench/package.json"] {
+        let package: Value = serde_json::from_str(&read(package)).unwrap();
+        for section in ["dependencies", "devDependencies"] {
+            let section = package.get(section).and_then(Value::as_object);
+            names.extend(section.into_iter().flat_map(|s| s.keys().cloned()));
+        }
     }
     let contributing = read("CONTRIBUTING.md");
     for name in names {

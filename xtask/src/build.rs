@@ -29,6 +29,8 @@ pub(crate) enum Worker {
     Consumer,
     /// The store's contract suite, for its test in workerd alone; never deployed.
     Contract,
+    /// The library's object as the benchmark drives it; never deployed.
+    Bench,
 }
 
 impl Worker {
@@ -44,6 +46,7 @@ impl Worker {
             Self::Producer => "producer",
             Self::Consumer => "consumer",
             Self::Contract => "contract",
+            Self::Bench => "bench",
         }
     }
 
@@ -56,6 +59,7 @@ impl Worker {
         match self {
             Self::Producer | Self::Consumer => paths.root.join(self.package()),
             Self::Contract => paths.root.join("miniflare").join(self.package()),
+            Self::Bench => paths.root.join("miniflare/bench/worker"),
         }
     }
 

@@ -1,9 +1,10 @@
-//! `cargo xtask dev | test | build | doctor`: everything between a fresh clone and two running Workers.
+//! `cargo xtask dev | test | build | bench | doctor`: everything between a fresh clone and two running Workers.
 //!
 //! Each command first provides what it needs and prints one line per step with its duration. Nothing outside the
 //! source tree changes but a cache folder (`$XDG_CACHE_HOME/remote-agents`) and, where rustup can add it, the
 //! `wasm32-unknown-unknown` target. Output of the tools goes to files under `target/xtask`.
 
+mod bench;
 mod build;
 mod debian;
 mod dev;
@@ -48,6 +49,8 @@ enum Command {
         /// One Worker; both without it.
         worker: Option<Worker>,
     },
+    /// Measure the library's object beside its peers and say which goals are met.
+    Bench(bench::Options),
     /// Say what was found, what is missing and how to mend it.
     Doctor,
 }
@@ -73,6 +76,7 @@ fn carry_out(arguments: &Arguments) -> Result<ExitCode> {
             build::run(&provision, &workers)?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Bench(options) => bench::run(&provision, options),
         Command::Doctor => Ok(doctor::run(&paths)),
     }
 }

@@ -116,6 +116,7 @@ fn program(paths: &Paths, name: &str) -> PathBuf {
     })
 }
 
-fn npm() -> &'static str {
+/// The system's npm.
+pub(crate) fn npm() -> &'static str {
     if cfg!(windows) { "npm.cmd" } else { "npm" }
 }

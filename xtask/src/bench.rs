@@ -1,0 +1,88 @@
+//! `cargo xtask bench`: the library's object beside its peers in workerd; see `miniflare/bench`.
+
+use std::{
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use clap::Args;
+
+use crate::{
+    build::{self, Worker},
+    failure::{Failure, Result},
+    files, node, progress,
+    provision::Provision,
+    run::Job,
+};
+
+const FOLDER: &str = "miniflare/bench";
+
+/// What `bench` can be told.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// A smoke run of two minutes: it shows that the benchmark works, its numbers mean little.
+    #[arg(long)]
+    quick: bool,
+    /// For the benchmark itself: `--runs 7`, `--only append,live`, `--storage disk`, `--without A10`,
+    /// `--attaches 10000`, `--longest 100000`, `--out <folder>`.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    rest: Vec<String>,
+}
+
+/// Builds what is measured, then measures; the table goes to the standard output and to `target/bench`.
+pub(crate) fn run(provision: &Provision<'_>, options: &Options) -> Result<ExitCode> {
+    build::run(provision, &[Worker::Bench])?;
+    peers(provision)?;
+    let paths = provision.paths;
+    let mut command = provision.node()?.command();
+    command
+        .arg(format!("{FOLDER}/run.mjs"))
+        .arg("--out")
+        .arg(paths.target.join("bench"));
+    if options.quick {
+        command.arg("--quick");
+    }
+    command.args(&options.rest);
+    let status = command.status().map_err(|error| {
+        Failure::new(
+            format!("could not start Node: {error}"),
+            "run `cargo xtask doctor`",
+        )
+    })?;
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Installs the package that is measured beside ours. Without it the benchmark goes on and says so.
+fn peers(provision: &Provision<'_>) -> Result<()> {
+    let paths = provision.paths;
+    let folder = paths.root.join(FOLDER);
+    progress::noted("npm packages of the benchmark", || {
+        let wanted = files::fingerprint(
+            &[
+                &folder.join("package.json"),
+                &folder.join("package-lock.json"),
+            ],
+            &[],
+        );
+        let stamp = folder.join("node_modules/.in-step-with");
+        if files::read(&stamp).is_ok_and(|stamp| stamp == wanted) {
+            return Ok(((), "in step with package-lock.json".to_owned()));
+        }
+        let mut command = Command::new(node::npm());
+        command
+            .args(["ci", "--no-audit", "--no-fund", "--no-update-notifier"])
+            .current_dir(&folder);
+        let installed = Job::new("`npm ci`", &paths.log("npm-bench"), "")
+            .with_limit(Duration::from_secs(300))
+            .run(&mut command);
+        if installed.is_err() {
+            return Ok(((), "not installed: measured without them".to_owned()));
+        }
+        files::write(&stamp, &wanted)?;
+        Ok(((), "installed".to_owned()))
+    })
+}
