@@ -36,8 +36,8 @@ export function goals({ samples, facts, contestants }) {
     const long = value(storage, "attach 1000000", "ours", "attach");
     most("attach at a million chunks, against a thousand", storage, 1.1, short && long && long / short);
   }
-  most("log rows written by a turn of 400 chunks", undefined, 42, facts.rows?.ours.logRows);
-  most("database of 100 000 chunks, against their JSON", undefined, 1.1, facts.rows?.ours.sizeRatio);
+  most("log rows written by a turn of 400 chunks", undefined, 42, facts.rows?.ours?.logRows);
+  most("database of 100 000 chunks, against their JSON", undefined, 1.1, facts.rows?.ours?.sizeRatio);
   most("memory of an unread replay, MiB", undefined, 10, value("memory", "unread", "ours", "mib"));
   const churn = ["ours", "B"].map((name) => value("memory", "churn", name, "mib"));
   if (churn.every((mib) => mib !== undefined)) {

@@ -16,6 +16,9 @@ export function median(values) {
   return sorted.length % 2 === 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
+/** Chunks that one request appends, so that no request lasts for ever. */
+const FILLED_AT_ONCE = 20_000;
+
 /** One contestant in one running world. */
 export class Site {
   constructor(contestant, world) {
@@ -36,7 +39,11 @@ export class Site {
 
   /** Fills a log with `chunks` chunks of 200 bytes, ten to a commit; gives its newest sequence. */
   async fill(id, chunks) {
-    const { last } = await this.post(id, "fill", { commits: Math.ceil(chunks / 10), per: 10, bytes: 200 });
+    let last = 0;
+    for (let left = chunks; left > 0; left -= FILLED_AT_ONCE) {
+      const commits = Math.ceil(Math.min(left, FILLED_AT_ONCE) / 10);
+      ({ last } = await this.post(id, "fill", { commits, per: 10, bytes: 200 }));
+    }
     return last;
   }
 }
@@ -155,7 +162,7 @@ export async function rows(contestant, { data }) {
     await call(site.base, contestant.act(id, "counter"));
     await site.post(id, "append", { commits: 40, per: 10, bytes: 200 });
     const turn = await call(site.base, contestant.act(id, "counter"));
-    const log = Object.entries(turn.rows).filter(([name]) => /(chunks|commits|blocks)$/.test(name));
+    const log = Object.entries(turn.rows).filter(([name]) => /(chunks|commits|blocks|ra_tail_\d)$/.test(name));
     const sum = (entries) => entries.reduce((total, [, count]) => total + count, 0);
     const filled = freshId("size");
     await site.fill(filled, 100_000);

@@ -55,6 +55,12 @@ function keep(storage, what, name, numbers) {
   for (const [number, value] of Object.entries(numbers)) (place[number] ??= []).push(value);
 }
 
+/** Whatever fails is told in the end; the rest goes on. */
+function failed(what, error) {
+  say(`${what}: ${error.stack}`);
+  (facts.failures ??= []).push(`${what}: ${error.message}`);
+}
+
 /** Runs `work` for each contestant in turn, `times` times. */
 async function alternate(storage, what, times, who, work) {
   const began = performance.now();
@@ -64,8 +70,7 @@ async function alternate(storage, what, times, who, work) {
       try {
         keep(storage, what, one.name, await work(one));
       } catch (error) {
-        say(`${storage}, ${what}, ${one.name}: ${error.stack}`);
-        (facts.failures ??= []).push(`${storage}, ${what}, ${one.name}: ${error.message}`);
+        failed(`${storage}, ${what}, ${one.name}`, error);
       }
     }
   }
@@ -86,16 +91,14 @@ async function inOneWorld(storage) {
   await withData(storage, async (data) => {
     const world = await startWorld(chosen, { data });
     const sites = chosen.map((contestant) => new Site(contestant, world));
+    const inOrder = { append: appends, live: lives, log: logs, loop: loops };
     try {
       // Compilers make code fast in stages: nobody is measured in the first one.
       for (const site of sites) await measure.append(site, { per: 10, bytes: 200, commits: 500 });
-      if (parts.includes("append")) await appends(storage, sites);
-      if (parts.includes("live")) await lives(storage, sites);
-      if (parts.includes("log")) await logs(storage, sites);
-      if (parts.includes("loop")) await loops(storage, sites);
-    } catch (error) {
-      say(world.logs.join("").slice(-4000));
-      throw error;
+      for (const [part, work] of Object.entries(inOrder)) {
+        if (parts.includes(part)) await work(storage, sites).catch((error) => failed(`${storage}, ${part}`, error));
+      }
+      if (facts.failures) say(world.logs.filter((line) => !line.includes('"level":"info"')).join("").slice(-4000));
     } finally {
       await world.stop();
     }
@@ -125,10 +128,15 @@ async function lives(storage, sites) {
 async function logs(storage, sites) {
   const last = {};
   for (const length of LENGTHS) {
-    const who = sites.filter((site) => site.name !== "A10" || length <= 100_000 || storage === "memory");
-    for (const site of who) {
+    const who = [];
+    for (const site of sites) {
       const began = performance.now();
-      (last[site.name] ??= {})[length] = await site.fill(`log-${length}`, length);
+      try {
+        (last[site.name] ??= {})[length] = await site.fill(`log-${length}`, length);
+        who.push(site);
+      } catch (error) {
+        failed(`${storage}, a log of ${length}, ${site.name}`, error);
+      }
       say(`${storage}: ${site.name} filled with ${length} (${((performance.now() - began) / 1000).toFixed(1)} s)`);
     }
     const id = `log-${length}`;
@@ -161,7 +169,10 @@ async function loops(storage, sites) {
 }
 
 const started = performance.now();
-for (const storage of storages) await inOneWorld(storage);
+for (const storage of storages) {
+  await inOneWorld(storage);
+  write();
+}
 if (parts.includes("cold")) {
   await alternate("disk", "cold", quick ? 1 : Math.min(runs, 3), chosen, (contestant) =>
     withData("disk", (data) => measure.cold(contestant, { data, objects: quick ? 3 : 10 })),
@@ -170,7 +181,11 @@ if (parts.includes("cold")) {
 if (parts.includes("rows")) {
   for (const contestant of chosen) {
     facts.rows ??= {};
-    facts.rows[contestant.name] = await withData("memory", (data) => measure.rows(contestant, { data }));
+    try {
+      facts.rows[contestant.name] = await withData("memory", (data) => measure.rows(contestant, { data }));
+    } catch (error) {
+      failed(`rows, ${contestant.name}`, error);
+    }
   }
 }
 if (parts.includes("memory")) {
@@ -183,34 +198,40 @@ if (parts.includes("memory")) {
   );
 }
 
-const results = {
-  about: {
-    quick,
-    runs,
-    parts,
-    storages,
-    lengths: LENGTHS,
-    replayed: REPLAYED,
-    seconds: Math.round((performance.now() - started) / 1000),
-    cpu: cpus()[0]?.model,
-    cores: cpus().length,
-    load: loadavg()[0],
-    node: process.version,
-    commit: commit(),
-  },
-  contestants: chosen.map(({ name, title }) => ({ name, title })),
-  missing,
-  facts,
-  samples,
-};
-results.goals = goals(results);
-const table = markdown(results);
-writeFileSync(join(out, "results.json"), `${JSON.stringify(results, null, 1)}\n`);
-writeFileSync(join(out, "results.md"), table);
-writeFileSync(join(out, "cost.svg"), picture(results));
+const table = write();
 removeData(join(out, "scratch"));
 process.stdout.write(`${table}\n`);
 if (facts.failures) process.exitCode = 1;
+
+/** Writes what there is so far; gives the table. */
+function write() {
+  const results = {
+    about: {
+      quick,
+      runs,
+      parts,
+      storages,
+      lengths: LENGTHS,
+      replayed: REPLAYED,
+      seconds: Math.round((performance.now() - started) / 1000),
+      cpu: cpus()[0]?.model,
+      cores: cpus().length,
+      load: loadavg()[0],
+      node: process.version,
+      commit: commit(),
+    },
+    contestants: chosen.map(({ name, title }) => ({ name, title })),
+    missing,
+    facts,
+    samples,
+  };
+  results.goals = goals(results);
+  const text = markdown(results);
+  writeFileSync(join(out, "results.json"), `${JSON.stringify(results, null, 1)}\n`);
+  writeFileSync(join(out, "results.md"), text);
+  writeFileSync(join(out, "cost.svg"), picture(results));
+  return text;
+}
 
 function commit() {
   try {

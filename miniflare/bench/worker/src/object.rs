@@ -2,6 +2,7 @@
 
 #![allow(missing_docs)] // `durable_object` writes methods without documentation.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -33,6 +34,7 @@ const ENVELOPE: usize = 102;
 pub struct BenchAgents {
     host: ObjectHost,
     feed: Rc<Feed>,
+    begun: Cell<bool>,
 }
 
 impl DurableObject for BenchAgents {
@@ -42,6 +44,7 @@ impl DurableObject for BenchAgents {
         Self {
             host: ObjectHost::new(state, &env, |_, _| agents(model)),
             feed,
+            begun: Cell::new(false),
         }
     }
 
@@ -73,7 +76,9 @@ impl BenchAgents {
     ) -> Result<serde_json::Value> {
         let asked = Asked::of(session, &request);
         let producer = self.host.producer()?;
-        begin(&producer, session).await?;
+        if !self.begun.replace(true) {
+            begin(&producer, session).await?;
+        }
         match action {
             "append" => append(&producer, &asked, 1).await,
             "fill" => append(&producer, &asked, FILL_COMMITS).await,
