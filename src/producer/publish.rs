@@ -5,10 +5,11 @@
 //! bounded piece for all readers together, so that those at the tail need not read the log again.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use serde_json::json;
@@ -28,7 +29,8 @@ pub(super) struct Publisher {
     committed: Cell<(Sequence, u64)>,
     durable: Cell<(Sequence, u64)>,
     syncing: Cell<bool>,
-    waiting: RefCell<Vec<Waker>>,
+    waiting: RefCell<BTreeMap<u64, Waker>>,
+    places: Cell<u64>,
     readers: Cell<usize>,
     tail: RefCell<Tail>,
 }
@@ -67,7 +69,8 @@ impl Publisher {
             committed: Cell::new((0, 0)),
             durable: Cell::new((0, 0)),
             syncing: Cell::new(false),
-            waiting: RefCell::new(Vec::new()),
+            waiting: RefCell::default(),
+            places: Cell::new(0),
             readers: Cell::new(0),
             tail: RefCell::default(),
         })
@@ -114,7 +117,7 @@ impl Publisher {
             }
             self.durable.set(covered);
             let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
-            waiting.into_iter().for_each(Waker::wake);
+            waiting.into_values().for_each(Waker::wake);
         }
         self.syncing.set(false);
     }
@@ -135,22 +138,52 @@ impl Publisher {
         self.durable.get() == self.committed.get()
     }
 
-    /// Completes when something has become durable since `seen`.
-    pub(super) fn changed(
-        self: &Rc<Self>,
-        seen: (Sequence, u64),
-    ) -> impl Future<Output = ()> + 'static {
-        let this = self.clone();
-        std::future::poll_fn(move |context| {
-            if this.durable.get() != seen {
-                return Poll::Ready(());
-            }
-            let mut waiting = this.waiting.borrow_mut();
-            if !waiting.iter().any(|waker| waker.will_wake(context.waker())) {
-                waiting.push(context.waker().clone());
-            }
-            Poll::Pending
-        })
+    /// Completes when something has become durable since `seen`. Dropping it forgets who waited.
+    pub(super) fn changed(self: &Rc<Self>, seen: (Sequence, u64)) -> Changed {
+        Changed {
+            publisher: self.clone(),
+            seen,
+            place: None,
+        }
+    }
+}
+
+/// See [`Publisher::changed`].
+pub(super) struct Changed {
+    publisher: Rc<Publisher>,
+    seen: (Sequence, u64),
+    /// Where its waker stands among those that wait.
+    place: Option<u64>,
+}
+
+impl Future for Changed {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        if this.publisher.durable.get() != this.seen {
+            return Poll::Ready(());
+        }
+        let place = *this.place.get_or_insert_with(|| {
+            let next = this.publisher.places.get();
+            this.publisher.places.set(next.wrapping_add(1));
+            next
+        });
+        // What is replaced is dropped after the borrow: it may be the last of a task that waits too.
+        let waker = context.waker().clone();
+        let replaced = this.publisher.waiting.borrow_mut().insert(place, waker);
+        drop(replaced);
+        Poll::Pending
+    }
+}
+
+impl Drop for Changed {
+    fn drop(&mut self) {
+        // A reader that left must not be kept alive by its waker until the next commit.
+        if let Some(place) = self.place {
+            let waker = self.publisher.waiting.borrow_mut().remove(&place);
+            drop(waker);
+        }
     }
 }
 
@@ -213,5 +246,41 @@ impl Tail {
             last = batch.last;
         }
         Some((events.into(), last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use futures::FutureExt as _;
+
+    use super::*;
+    use crate::native::LocalRuntime;
+
+    #[test]
+    fn a_reader_that_left_is_not_kept_until_the_next_commit() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let publisher = Publisher::new(LocalRuntime::new(0, Rc::new(|_, _| ())));
+            let mut stays = publisher.changed(publisher.durable());
+            assert!((&mut stays).now_or_never().is_none());
+            for _ in 0..1000 {
+                assert!(
+                    publisher
+                        .changed(publisher.durable())
+                        .now_or_never()
+                        .is_none()
+                );
+            }
+            assert_eq!(publisher.waiting.borrow().len(), 1);
+            // The one that stays is still told.
+            publisher.durable.set((1, 1));
+            assert!(stays.now_or_never().is_some());
+            assert_eq!(publisher.waiting.borrow().len(), 0);
+        });
     }
 }
