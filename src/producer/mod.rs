@@ -238,6 +238,14 @@ impl Producer {
         self.commit(transition?)
     }
 
+    /// Makes a session the present one whose commit was part of a larger transaction, and tells
+    /// readers how far its log goes.
+    fn adopt(&self, next: Session) {
+        let last = next.record.last_sequence;
+        *self.session.borrow_mut() = Some(next);
+        self.publisher.committed(last);
+    }
+
     fn commit(&self, transition: Transition) -> Result<()> {
         let transition = self.within_retention(transition);
         match self.store.commit(&transition.commit) {

@@ -222,9 +222,7 @@ impl Producer {
             Ok(())
         })?;
         if let Some(session) = committed {
-            let last = session.record.last_sequence;
-            *self.session.borrow_mut() = Some(session);
-            self.publisher.committed(last);
+            self.adopt(session);
         }
         self.begin_execution("start").await?;
         Ok(json_answer(200, &answer))
@@ -297,9 +295,7 @@ impl Producer {
         }
         outcome?;
         if committed {
-            let last = transition.next.record.last_sequence;
-            *self.session.borrow_mut() = Some(transition.next);
-            self.publisher.committed(last);
+            self.adopt(transition.next);
         }
         self.begin_execution("resume").await?;
         Ok(json_answer(200, &answer))

@@ -3,7 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use remote_agents::agent::model::{LanguageModel, ModelError, ModelErrorKind, ModelEvent};
+use remote_agents::agent::model::{
+    LanguageModel, ModelError, ModelErrorKind, ModelEvent, ModelRequest, ModelStream,
+};
 use remote_agents::agent::{SubAgent, ToolError, typed_tool};
 use remote_agents::mount::{Mount, Objects, Projection};
 use remote_agents::native::{LocalObjects, MountFetch};
@@ -224,6 +226,49 @@ fn a_silent_stream_says_every_fifteen_seconds_that_it_lives() {
             last = tokio::time::Instant::now();
         }
         assert_eq!(silences, [15, 15, 15]);
+    });
+}
+
+/// A model that never says anything.
+struct Silent;
+
+impl LanguageModel for Silent {
+    fn name(&self) -> &str {
+        "silent"
+    }
+
+    fn stream(&self, _: ModelRequest) -> ModelStream {
+        Box::pin(futures::stream::pending())
+    }
+}
+
+#[test]
+fn what_an_entry_committed_is_told_before_the_model_says_anything() {
+    in_world(|| async {
+        use futures::StreamExt as _;
+        let client = client(open_mount(), |_| vec![noter(Rc::new(Silent))]);
+        let told = async |from: u64| {
+            let path = format!("/agents/noter/sse?sessionId=s1&fromSequence={from}");
+            let response = client.send("GET", &path, &[], "").await;
+            let remote_agents::http::Body::Stream(mut body) = response.into_body() else {
+                panic!()
+            };
+            body.next().await.unwrap().unwrap();
+            String::from_utf8(body.next().await.unwrap().unwrap().to_vec()).unwrap()
+        };
+        start(&client, "s1").await;
+        let part = told(0).await;
+        assert!(part.contains("run_started"), "{part}");
+        client
+            .post("/agents/noter/interrupt", json!({"sessionId": "s1"}))
+            .await;
+        client.settled("noter", "s1").await;
+        let (code, _) = client
+            .post("/agents/noter/resume", json!({"sessionId": "s1"}))
+            .await;
+        assert_eq!(code, 200);
+        let part = told(2).await;
+        assert!(part.contains("run_resumed"), "{part}");
     });
 }
 
@@ -821,7 +866,6 @@ fn unknown_sessions_leave_nothing_behind() {
                 "{session}"
             );
         }
-        let _ = Duration::ZERO;
     });
 }
 
