@@ -96,7 +96,6 @@ async fn serve(request: &Request, env: &Env, context: &Context) -> Result<Respon
             )
         },
     };
-    Ok(cloudflare::answer(
-        proxy.answer(reading, &cloudflare::head(request)?).await,
-    ))
+    let response = proxy.answer(reading, &cloudflare::head(request)?).await;
+    Ok(cloudflare::answer_to(request, response).await)
 }

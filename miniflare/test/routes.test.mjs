@@ -92,6 +92,31 @@ function judge({ mount, method, path, expect }, { status, headers, bytes, json }
   return problems;
 }
 
+describe("a body that nobody wants", () => {
+  // Ten times what a mount takes: far more than fits in the buffers between the sender and the Worker.
+  const body = "x".repeat(10 * 1024 * 1024);
+
+  for (const mount of Object.keys(table.mounts)) {
+    test(`${mount}: is taken off the sender, so that the refusal arrives`, async () => {
+      const { base } = table.mounts[mount];
+      const type = table.mounts[mount].projected || mount === "internal" ? "planner" : "writer";
+      const right = world.workers.authorization;
+      const cases = [
+        [404, "NOT_FOUND", { method: "POST", path: "/no/such/path", headers: right }],
+        [404, "NOT_FOUND", { method: "POST", path: `${base}/unknown/start`, headers: right }],
+        [405, "METHOD_NOT_ALLOWED", { method: "POST", path: `${base}/${type}/status?sessionId=s`, headers: right }],
+        [413, "PAYLOAD_TOO_LARGE", { method: "POST", path: `${base}/${type}/start`, headers: right }],
+      ];
+      if (mount !== "internal") cases.push([401, "UNAUTHORIZED", { method: "POST", path: `${base}/${type}/start` }]);
+      if (mount === "consumer") cases.push([405, "METHOD_NOT_ALLOWED", { method: "POST", path: "/api/child-snapshot?sessionId=s", headers: right }]);
+      for (const [status, code, request] of cases) {
+        const answer = await send(baseOf(mount), { ...request, body });
+        assert.deepEqual([answer.status, answer.json?.code], [status, code], request.path);
+      }
+    });
+  }
+});
+
 describe("the internal mount from outside", () => {
   const paths = [
     { path: "/internal/agents" },

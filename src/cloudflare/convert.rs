@@ -4,7 +4,11 @@
 //! `worker` crate panics on both. So every answer is brought into shape here first. Header values
 //! are text in JavaScript and UTF-8 here, which loses nothing in either direction.
 
+use std::pin::pin;
+use std::time::Duration;
+
 use bytes::Bytes;
+use futures::future::select;
 use futures::{StreamExt as _, TryStreamExt as _};
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode, Uri};
@@ -12,11 +16,17 @@ use js_sys::{Array, Uint8Array};
 use wasm_bindgen::{JsCast as _, JsValue};
 
 use super::ffi;
-use super::runtime::log;
+use super::runtime::{Timer, log};
 use super::stream::{NativeBody, SlotBody};
 use crate::error::{Error, Result};
 use crate::http::{Body, BodyError, Request, Response, refusal};
 use crate::platform::Level;
+
+/// How much of a refused body is read and dropped, in bytes.
+const DISCARDED_BYTES: usize = 16 * 1024 * 1024;
+
+/// How long the rest of a refused body is waited for.
+const DISCARDED_FOR: Duration = Duration::from_secs(2);
 
 /// A request's method, address and headers.
 pub(super) fn head(request: &web_sys::Request) -> Result<http::Request<()>> {
@@ -208,8 +218,36 @@ pub(super) async fn body(request: &web_sys::Request, limit: usize) -> Result<Byt
     while let Some(part) = stream.next().await {
         all.extend_from_slice(&part.map_err(unreadable)?);
         if all.len() > limit {
+            discard(stream).await;
             break;
         }
     }
     Ok(all.into())
+}
+
+/// Reads what is left of a refused request's body, and drops it, so that the refusal reaches its
+/// sender: the platform closes the connection under a sender whose body nobody reads, and the
+/// answer is lost with it. At most [`DISCARDED_BYTES`], for at most [`DISCARDED_FOR`]; after that
+/// the connection is the platform's to close.
+pub(super) async fn discard_body(request: &web_sys::Request) {
+    // A body that was read already has nothing left.
+    if request.body_used() {
+        return;
+    }
+    if let Some(stream) = request.body().and_then(|body| NativeBody::new(body).ok()) {
+        discard(stream).await;
+    }
+}
+
+async fn discard(mut stream: NativeBody) {
+    let read = async {
+        let mut bytes = 0usize;
+        while let Some(Ok(part)) = stream.next().await {
+            bytes = bytes.saturating_add(part.len());
+            if bytes > DISCARDED_BYTES {
+                break;
+            }
+        }
+    };
+    select(pin!(read), Timer::new(DISCARDED_FOR)).await;
 }

@@ -27,7 +27,10 @@ pub async fn serve(
     let request = request.inner();
     let forward = match admitted(mount, request).await {
         Ok(forward) => forward,
-        Err(response) => return convert::answer(*response, None),
+        Err(response) => {
+            convert::discard_body(request).await;
+            return convert::answer(*response, None);
+        }
     };
     let Forward {
         session_id,

@@ -175,7 +175,7 @@ fn line(level: &str, event: String) -> String {
 ///
 /// Unlike the `worker` crate's delay it wakes whoever polled last, so it may move between tasks,
 /// and it keeps the id as it came.
-struct Timer {
+pub(super) struct Timer {
     state: Rc<RefCell<TimerState>>,
     id: Option<JsValue>,
     _callback: Closure<dyn FnMut()>,
@@ -188,7 +188,7 @@ struct TimerState {
 }
 
 impl Timer {
-    fn new(duration: Duration) -> Self {
+    pub(super) fn new(duration: Duration) -> Self {
         let state = Rc::new(RefCell::new(TimerState::default()));
         let shared = Rc::clone(&state);
         let callback = Closure::once(move || {
