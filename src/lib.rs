@@ -41,6 +41,7 @@ pub mod native;
 pub mod platform;
 pub mod producer;
 pub mod protocol;
+pub mod reconstruct;
 pub mod session;
 pub mod store;
 pub mod transport;

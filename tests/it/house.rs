@@ -180,6 +180,7 @@ fn the_core_imports_nothing_that_waits_or_does_anything() {
         "src/protocol",
         "src/session",
         "src/dispatch",
+        "src/reconstruct",
     ]
     .into_iter()
     .flat_map(sources)

@@ -1,0 +1,426 @@
+//! One session's state as an observer rebuilds it.
+//!
+//! A document is told baselines, chunks and ends, and says what it is: exact at a step, within one,
+//! stale, or final. It never guesses: what cannot be aligned makes it stale, and it asks for a new
+//! snapshot at once, then at the session's next boundary, one at a time. It holds the state and a
+//! few numbers, however long the stream. Implements section 6.
+
+use serde_json::Value;
+
+use super::place::{Place, Reading, place};
+use crate::protocol::chunk::{ChunkBody, PatchOperation, RawChunk};
+use crate::protocol::frame::Frame;
+use crate::protocol::ids::{Position, Sequence};
+use crate::protocol::message::{SessionStatus, SnapshotResponse};
+use crate::session::patch;
+
+/// What a document's state is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// No baseline yet, or one without a position: no patch is applied to it.
+    Unpinned,
+    /// The state equals the session's committed state after this many steps.
+    Exact {
+        /// Committed steps.
+        step: u64,
+    },
+    /// Patches of a step under way are in it. Between tools that write the same key it may differ
+    /// from what the step will commit.
+    InStep,
+    /// It stands still until a new snapshot comes.
+    Stale(Stale),
+    /// The session's last state: its run has ended.
+    Final,
+}
+
+/// Why a document is stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stale {
+    /// A step was discarded after the baseline.
+    Discarded,
+    /// The session, or a forwarder in its name, asked for it.
+    Resync,
+    /// Part of the log is gone.
+    Truncated,
+    /// The session has another stream than the baseline's.
+    NewStream,
+    /// A patch was made on top of one that was not seen.
+    Gap,
+    /// A patch does not apply.
+    Diverged,
+    /// The patches come without a place in the session's own stream.
+    NestedDescendant,
+    /// The session goes on after its end.
+    Reopened,
+}
+
+/// What a chunk did to a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// Nothing: it is of another session, known already, or no business of the state's.
+    Nothing,
+    /// A patch was applied.
+    Patched,
+    /// The status changed.
+    Status,
+}
+
+/// A session's state, rebuilt from a baseline and a stream: the session's own, or any ancestor's.
+#[derive(Clone, Debug)]
+pub struct Document {
+    session: String,
+    stream: Option<String>,
+    state: Value,
+    status: Status,
+    /// The last patch in the state; `None` where the producer numbers none.
+    ordinal: Option<u64>,
+    /// What the baseline covers of the session's own stream.
+    covered: Sequence,
+    /// The highest place of a forwarded chunk that was seen.
+    highest: Sequence,
+    /// How far the session's own stream was followed without a gap since the baseline.
+    read: Sequence,
+    /// The highest place of a trigger: what lies before it may be void.
+    voided: Sequence,
+    ended: bool,
+    request: Request,
+}
+
+/// Where the asking for a snapshot stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    /// Not asked, and may be at once.
+    Idle,
+    /// Wanted.
+    Wanted,
+    /// Under way; `again` when something came meanwhile that it may not cover.
+    UnderWay { again: bool },
+    /// One was taken since the last boundary for something that was missing, or none could be
+    /// taken; the next one waits for a boundary.
+    Spent,
+}
+
+impl Document {
+    /// A document without a baseline; it wants one.
+    #[must_use]
+    pub fn new(session: impl Into<String>) -> Self {
+        Self {
+            session: session.into(),
+            stream: None,
+            state: Value::Null,
+            status: Status::Unpinned,
+            ordinal: None,
+            covered: 0,
+            highest: 0,
+            read: 0,
+            voided: 0,
+            ended: false,
+            request: Request::Wanted,
+        }
+    }
+
+    /// The session whose state this is.
+    #[must_use]
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+
+    /// The state; `null` before the first baseline.
+    #[must_use]
+    pub fn state(&self) -> &Value {
+        &self.state
+    }
+
+    /// What the state is.
+    #[must_use]
+    pub fn status(&self) -> &Status {
+        &self.status
+    }
+
+    /// Where the session's own stream is to be attached, exclusive: at the baseline's position, or
+    /// at a later trigger's. None while there is no baseline with a position.
+    #[must_use]
+    pub fn attach_at(&self) -> Position {
+        match self.status {
+            Status::Unpinned | Status::Final => Position::None,
+            _ => Position::At(self.covered),
+        }
+    }
+
+    /// Whether a snapshot is to be taken now. It counts as under way from here on: give it to
+    /// [`Self::baseline`], or say [`Self::no_snapshot`].
+    #[must_use]
+    pub fn take_request(&mut self) -> bool {
+        let wanted = self.request == Request::Wanted;
+        if wanted {
+            self.request = Request::UnderWay { again: false };
+        }
+        wanted
+    }
+
+    /// A snapshot could not be taken: the next one is asked for at a boundary.
+    pub fn no_snapshot(&mut self) {
+        if let Request::UnderWay { again } = self.request {
+            self.request = if again {
+                Request::Wanted
+            } else {
+                Request::Spent
+            };
+        }
+    }
+
+    /// Takes a snapshot as the new baseline; one of another session is ignored. `ended` tells that
+    /// the session was completed or failed before the snapshot was read.
+    pub fn baseline(&mut self, snapshot: &SnapshotResponse, ended: bool) {
+        if snapshot.session_id != self.session {
+            return;
+        }
+        let again = matches!(self.request, Request::UnderWay { again: true });
+        // Where something was missing once it may be missing again: that waits for a boundary.
+        let missing = matches!(
+            self.status,
+            Status::Stale(Stale::Gap | Stale::Diverged | Stale::NestedDescendant)
+        );
+        self.request = match (again, missing) {
+            (true, _) => Request::Wanted,
+            (false, true) => Request::Spent,
+            (false, false) => Request::Idle,
+        };
+        if self.stream.as_deref() != Some(&snapshot.stream_id) {
+            self.stream = Some(snapshot.stream_id.clone());
+            self.highest = 0;
+            self.read = 0;
+            self.voided = 0;
+        }
+        self.state = snapshot.state.clone();
+        self.ordinal = snapshot.patch_ordinal;
+        self.status = match snapshot.stream_sequence {
+            Position::At(sequence) => {
+                self.ended = false;
+                // What a trigger voided is never read again.
+                self.covered = sequence.max(self.voided);
+                self.read = self.covered;
+                Status::Exact {
+                    step: snapshot.step_count,
+                }
+            }
+            Position::None if ended || self.ended => Status::Final,
+            Position::None => Status::Unpinned,
+        };
+    }
+
+    /// Takes a chunk in that was read at `sequence` of a stream: the session's own or an ancestor's.
+    pub fn observe(&mut self, reading: Reading<'_>, sequence: Sequence, chunk: &RawChunk) -> Heard {
+        if chunk.kind() == "subagent_end"
+            && chunk.text("subSessionId") == Some(self.session.as_str())
+        {
+            return self.boundary();
+        }
+        if chunk.agent_id() != Some(self.session.as_str()) {
+            return Heard::Nothing;
+        }
+        let Some(place) = place(reading, sequence, chunk) else {
+            return self.observe_unplaced(chunk);
+        };
+        if self.stream.as_deref() != Some(&place.stream) {
+            return self.observe_placed(&place, chunk);
+        }
+        if !place.forwarded {
+            // Between two baselines the session's own stream only goes forward.
+            if place.sequence <= self.read {
+                return Heard::Nothing;
+            }
+            self.read = place.sequence;
+            return self.observe_placed(&place, chunk);
+        }
+        if place.sequence <= self.highest {
+            return Heard::Nothing;
+        }
+        self.highest = place.sequence;
+        // Where patches are not numbered, the places of the chunks are: a forwarder passes on all
+        // that it reads, so one that is missing between the baseline and here was missed, or came
+        // while the document was stale.
+        let follows = matches!(self.status, Status::Exact { .. } | Status::InStep);
+        if self.ordinal.is_none() && follows && place.sequence > self.covered {
+            if place.sequence > self.read.saturating_add(1) {
+                self.stale(Stale::Gap);
+            } else {
+                self.read = place.sequence;
+            }
+        }
+        self.observe_placed(&place, chunk)
+    }
+
+    /// Takes a terminal frame of the session's own stream in.
+    pub fn observe_end(&mut self, frame: &Frame) -> Heard {
+        match frame {
+            Frame::End(end) if end.status != SessionStatus::Completed => self.boundary(),
+            Frame::End(end) => {
+                self.ended = true;
+                match &end.state {
+                    Some(state) => {
+                        self.state = state.clone();
+                        self.status = Status::Final;
+                        self.request = Request::Spent;
+                        Heard::Status
+                    }
+                    None => self.ask(),
+                }
+            }
+            Frame::Error(error) if error.code == "TRUNCATED" => self.trigger(Stale::Truncated, 0),
+            Frame::Error(error) if error.recoverable => Heard::Nothing,
+            Frame::Error(_) => {
+                self.ended = true;
+                self.ask()
+            }
+            Frame::Chunk { .. } | Frame::CaughtUp { .. } => Heard::Nothing,
+        }
+    }
+
+    /// The stream that was read is over, or the session's call is: a document that is not exact
+    /// asks for a snapshot.
+    pub fn boundary(&mut self) -> Heard {
+        match self.request {
+            Request::UnderWay { .. } => self.request = Request::UnderWay { again: true },
+            Request::Wanted => {}
+            Request::Idle | Request::Spent => self.request = Request::Wanted,
+        }
+        Heard::Nothing
+    }
+
+    fn observe_placed(&mut self, place: &Place, chunk: &RawChunk) -> Heard {
+        let kind = chunk.kind();
+        if self.stream.as_deref() != Some(&place.stream) {
+            // Another life of the session; nothing of it fits on this baseline.
+            let new = matches!(
+                kind,
+                "run_started" | "run_resumed" | "state_patch" | "step_committed"
+            );
+            return match self.stream {
+                Some(_) if new && self.status != Status::Stale(Stale::NewStream) => {
+                    self.trigger(Stale::NewStream, 0)
+                }
+                _ => Heard::Nothing,
+            };
+        }
+        match self.status {
+            Status::Unpinned | Status::Final => return self.observe_unpinned(place, kind),
+            _ if place.sequence <= self.covered => return Heard::Nothing,
+            _ => {}
+        }
+        match kind {
+            "state_patch" => self.patch(chunk),
+            "step_committed" => self.committed(chunk),
+            "step_discarded" => self.trigger(Stale::Discarded, place.sequence),
+            "stream_resync" => self.trigger(Stale::Resync, place.sequence),
+            _ => Heard::Nothing,
+        }
+    }
+
+    /// Against a baseline without a position nothing is applied: what it holds cannot be known.
+    fn observe_unpinned(&mut self, place: &Place, kind: &str) -> Heard {
+        match kind {
+            "run_started" | "run_resumed" if self.status == Status::Final => {
+                self.ended = false;
+                self.trigger(Stale::Reopened, place.sequence)
+            }
+            "step_committed" | "run_started" | "run_resumed" => self.boundary(),
+            _ => Heard::Nothing,
+        }
+    }
+
+    /// A chunk of the session whose place in its own stream nobody tells.
+    fn observe_unplaced(&mut self, chunk: &RawChunk) -> Heard {
+        match (chunk.kind(), &self.status) {
+            (_, Status::Unpinned | Status::Final) => Heard::Nothing,
+            // Patches that the producer numbers are told apart from others by their number.
+            ("state_patch", _)
+                if self.ordinal.is_some() && !chunk.0.contains_key("patchOrdinal") =>
+            {
+                Heard::Nothing
+            }
+            // No snapshot would make the next one alignable: only a boundary is worth another.
+            ("state_patch" | "step_discarded" | "stream_resync", status)
+                if *status != Status::Stale(Stale::NestedDescendant) =>
+            {
+                self.status = Status::Stale(Stale::NestedDescendant);
+                Heard::Status
+            }
+            ("step_committed", Status::Stale(_)) => self.boundary(),
+            _ => Heard::Nothing,
+        }
+    }
+
+    fn patch(&mut self, chunk: &RawChunk) -> Heard {
+        if matches!(self.status, Status::Stale(_)) {
+            return Heard::Nothing;
+        }
+        let Ok(ChunkBody::StatePatch {
+            patches,
+            patch_ordinal,
+            patch_base,
+        }) = chunk.decode().map(|chunk| chunk.body)
+        else {
+            return self.stale(Stale::Diverged);
+        };
+        match (self.ordinal, patch_ordinal, patch_base) {
+            (None, _, _) => self.apply(&patches, None),
+            // A numbering session's patch without a number is a custom streamer's.
+            (Some(_), None, _) => Heard::Nothing,
+            (Some(own), Some(new), _) if new <= own => Heard::Nothing,
+            (Some(own), Some(new), Some(base)) if base == own => self.apply(&patches, Some(new)),
+            _ => self.stale(Stale::Gap),
+        }
+    }
+
+    fn apply(&mut self, patches: &[PatchOperation], ordinal: Option<u64>) -> Heard {
+        match patch::apply(&self.state, patches) {
+            Ok(state) => {
+                self.state = state;
+                self.ordinal = ordinal.or(self.ordinal);
+                self.status = Status::InStep;
+                Heard::Patched
+            }
+            Err(_) => self.stale(Stale::Diverged),
+        }
+    }
+
+    fn committed(&mut self, chunk: &RawChunk) -> Heard {
+        if matches!(self.status, Status::Stale(_)) {
+            return self.boundary();
+        }
+        let told = |field| chunk.0.get(field).and_then(Value::as_u64);
+        let step = told("stepCount").unwrap_or_default();
+        if self.request == Request::Spent {
+            self.request = Request::Idle;
+        }
+        if self.ordinal.is_some()
+            && told("patchOrdinal").is_some_and(|told| Some(told) != self.ordinal)
+        {
+            return self.stale(Stale::Gap);
+        }
+        self.status = Status::Exact { step };
+        Heard::Status
+    }
+
+    /// A trigger voids what was applied: a snapshot is wanted at once, whatever was asked before.
+    fn trigger(&mut self, why: Stale, at: Sequence) -> Heard {
+        self.voided = self.voided.max(at);
+        self.status = Status::Stale(why);
+        self.ask()
+    }
+
+    fn ask(&mut self) -> Heard {
+        self.boundary();
+        Heard::Status
+    }
+
+    /// Something is missing: a snapshot is wanted, but not a second one before the next boundary.
+    fn stale(&mut self, why: Stale) -> Heard {
+        self.status = Status::Stale(why);
+        if self.request == Request::Idle {
+            self.request = Request::Wanted;
+        }
+        Heard::Status
+    }
+}
