@@ -8,6 +8,7 @@
 )]
 
 mod sentences;
+mod vectors;
 mod world;
 
 use world::{Observer, World};

@@ -44,6 +44,8 @@ enum Part {
     WasmClippy,
     /// Both Workers in release, and their size; and the one that only a test needs.
     Build,
+    /// The observer's JavaScript package: its types and its tests.
+    Client,
     /// Dry runs of both deployments.
     Deploy,
     /// Both Workers in workerd.
@@ -51,13 +53,14 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Fmt,
         Self::Clippy,
         Self::Native,
         Self::Doc,
         Self::WasmClippy,
         Self::Build,
+        Self::Client,
         Self::Deploy,
         Self::Workerd,
     ];
@@ -70,6 +73,7 @@ impl Part {
             Self::Doc => "documentation",
             Self::WasmClippy => "lints for WebAssembly",
             Self::Build => "build of the Workers",
+            Self::Client => "JavaScript client",
             Self::Deploy => "dry runs of the deployments",
             Self::Workerd => "tests in workerd",
         }
@@ -158,6 +162,7 @@ fn run_part(provision: &Provision<'_>, part: Part, count: &mut Count) -> Result<
         ),
         Part::WasmClippy => wasm_clippy(provision),
         Part::Build => build::run(provision, &Worker::TESTED),
+        Part::Client => client_tests(provision, count),
         Part::Deploy => {
             provision.node()?;
             wrangler::dry_runs(provision)
@@ -221,18 +226,57 @@ fn wasm_clippy(provision: &Provision<'_>) -> Result<()> {
 }
 
 fn workerd_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
-    let node = provision.node()?;
     let name = "node --test miniflare/test";
+    node_tests(
+        provision,
+        name,
+        "workerd",
+        &["miniflare", "miniflare/test"],
+        count,
+    )
+}
+
+fn client_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
+    let node = provision.node()?;
+    progress::step("tsc client", || {
+        let mut command = node.command();
+        command
+            .arg(provision.paths.root.join("node_modules/typescript/bin/tsc"))
+            .args(["-p", "client"]);
+        Job::new(
+            "tsc -p client",
+            &provision.paths.log("client-types"),
+            "mend the types it names",
+        )
+        .run(&mut command)
+    })?;
+    node_tests(
+        provision,
+        "node --test client/test",
+        "client",
+        &["client/test"],
+        count,
+    )
+}
+
+/// Runs the test files of some folders with Node's own runner.
+fn node_tests(
+    provision: &Provision<'_>,
+    name: &str,
+    log: &str,
+    folders: &[&str],
+    count: &mut Count,
+) -> Result<()> {
+    let node = provision.node()?;
     progress::noted(name, || {
         let mut tests = Vec::new();
-        for folder in
-            ["miniflare", "miniflare/test"].map(|folder| provision.paths.root.join(folder))
-        {
+        for folder in folders {
+            let folder = provision.paths.root.join(folder);
             if folder.exists() {
                 tests.extend(files::entries(&folder, |file| file.ends_with(".test.mjs"))?);
             }
         }
-        let log = provision.paths.log("workerd");
+        let log = provision.paths.log(log);
         let mut command = node.command();
         command
             .args(["--test", "--test-reporter=spec", NODE_FILE_LIMIT_MS])

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::vectors::Recorded;
 use crate::dispatch::Forwarder;
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::frame::{EndFrame, Frame};
 use crate::protocol::ids::{AgentType, Position, RunId, SessionId, StreamId};
 use crate::protocol::message::{ResumeMode, SessionStatus, SnapshotResponse};
 use crate::protocol::usage::{Tokens, UsageRollup};
-use crate::reconstruct::{Document, Reading, Status};
+use crate::reconstruct::{Reading, Status};
 use crate::session::{
     Begin, ChildSettled, EntryIds, ModelAnswer, Reopen, Session, Settlement, Transition,
 };
@@ -429,7 +430,7 @@ fn unnumbered(chunk: &RawChunk) -> RawChunk {
 pub(super) struct Observer {
     root: usize,
     cursor: usize,
-    pub(super) documents: Vec<Document>,
+    pub(super) documents: Vec<Recorded>,
     /// Snapshots on their way: of which session, and what was read if it was read already.
     under_way: Vec<(String, Option<(SnapshotResponse, bool)>)>,
     pub(super) snapshots: u64,
@@ -446,7 +447,7 @@ impl Observer {
         Self {
             root,
             cursor,
-            documents: vec![Document::new(name)],
+            documents: vec![Recorded::new(&name)],
             under_way: Vec::new(),
             snapshots: 0,
             shaky: true,
@@ -489,7 +490,7 @@ impl Observer {
         if chunk.kind() == "subagent_start" {
             let child = chunk.text("subSessionId").unwrap();
             if self.documents.iter().all(|known| known.session() != child) {
-                self.documents.push(Document::new(child));
+                self.documents.push(Recorded::new(child));
             }
         }
         for document in &mut self.documents {
