@@ -78,7 +78,11 @@ function firstJob({ consumer, producer }, key) {
   producer, public mount  ${producer}
   development key         ${key}
 
-A first job. Paste this once:
+A page to start jobs on and to watch them; it asks for the key once:
+
+  ${consumer}/
+
+A first job by hand. Paste this once:
 
   export KEY='${key}'
 

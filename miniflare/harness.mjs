@@ -38,6 +38,7 @@ const WORKERD = createRequire(import.meta.url)("workerd").default;
  * @property {string | null} [apiKey]  The secret of both Workers; `null` leaves it unset. Default: random.
  * @property {{producer?: number, consumer?: number}} [ports]  Default: free ones.
  * @property {{producer?: object, consumer?: object}} [vars]   Added to the variables of `wrangler.toml`.
+ * @property {boolean} [assets]   `false` leaves the static files out.
  * @property {ExtraWorker[]} [extra]
  * @property {string} [producerVia]  An extra Worker that stands between the consumer and its `PRODUCER` binding. Give
  *                                   it a service to the producer with the props itself.
@@ -230,6 +231,7 @@ class Workers {
     if (role === "consumer" && this.#options.producerVia) services.PRODUCER = { name: this.#options.producerVia };
     const secrets = this.apiKey === null ? {} : { API_KEY: this.apiKey };
     return {
+      ...this.#assets(environment),
       ...this.#common(role),
       ...this.#built(resolve(this.root, environment.main)),
       bindings: { ...environment.vars, ...secrets, ...this.#options.vars?.[role] },
@@ -238,6 +240,14 @@ class Workers {
       ),
       serviceBindings: services,
     };
+  }
+
+  /** The static files of a Worker that runs before them, as `run_worker_first` says. */
+  #assets({ assets }) {
+    if (!assets || this.#options.assets === false) return {};
+    const { directory, binding } = assets;
+    const routerConfig = { invoke_user_worker_ahead_of_assets: true, has_user_worker: true };
+    return { assets: { directory: resolve(this.root, directory), binding, routerConfig } };
   }
 
   #extraOptions({ name, script, built, objects = {}, services = {}, vars = {} }) {

@@ -6,6 +6,12 @@ import { SourceError, type Address, type Source } from "./source.ts";
 import type { Frame } from "./sse.ts";
 import type { Chunk, EndFrame, ErrorFrame, Reading } from "./wire.ts";
 
+/** How often a snapshot is tried again before the document has to wait for its next boundary. */
+const SNAPSHOT_RETRIES = 4;
+
+/** The longest wait that doubling comes to, in milliseconds. */
+const LONGEST_WAIT = 10_000;
+
 /** One session of the tree. */
 export interface Node {
   readonly session: string;
@@ -94,11 +100,10 @@ export class Follower {
         if (signal.aborted) return;
         if (error instanceof SourceError && !error.retryable) throw error;
         const told = error instanceof Error ? error : new Error(String(error));
-        const wait = Math.min(this.#options.backoff * 2 ** failures, 10_000);
+        const wait = this.#wait(failures, error);
         failures += 1;
-        const longer = Math.max(wait, error instanceof SourceError ? (error.retryAfter ?? 0) : 0);
-        yield { kind: "reconnecting", error: told, wait: longer };
-        await sleep(longer, signal);
+        yield { kind: "reconnecting", error: told, wait };
+        await sleep(wait, signal);
       } finally {
         attached.abort();
       }
@@ -201,8 +206,7 @@ export class Follower {
   }
 
   #settled({ document }: Node): void {
-    const { kind } = document.status;
-    if (kind !== "exact" && kind !== "final") document.boundary();
+    if (document.status.kind !== "final") document.boundary();
   }
 
   *#chunk(sequence: number, chunk: Chunk): Generator<FollowerEvent> {
@@ -253,9 +257,23 @@ export class Follower {
   }
 
   async #snapshot(node: Node, signal: AbortSignal) {
-    // In this order: a session that goes on in between is read with a position.
-    const ended = node.outcome !== undefined || (await this.#source.hasEnded(node, signal).catch(() => false));
-    return { snapshot: await this.#source.snapshot(node, signal), ended };
+    for (let failures = 0; ; failures += 1) {
+      try {
+        // In this order: a session that goes on in between is read with a position.
+        const ended = node.outcome !== undefined || (await this.#source.hasEnded(node, signal));
+        return { snapshot: await this.#source.snapshot(node, signal), ended };
+      } catch (error) {
+        const mayPass = !(error instanceof SourceError) || error.retryable;
+        if (!mayPass || signal.aborted || failures === SNAPSHOT_RETRIES) throw error;
+        await sleep(this.#wait(failures, error), signal);
+      }
+    }
+  }
+
+  /** Milliseconds before the next try, after so many failures before this one. */
+  #wait(failures: number, error: unknown): number {
+    const asked = error instanceof SourceError ? (error.retryAfter ?? 0) : 0;
+    return Math.max(Math.min(this.#options.backoff * 2 ** failures, LONGEST_WAIT), asked);
   }
 }
 

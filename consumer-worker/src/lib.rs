@@ -3,6 +3,7 @@
 pub mod agents;
 pub mod documents;
 pub mod mounts;
+pub mod page;
 pub mod proxy;
 #[cfg(target_arch = "wasm32")]
 pub mod shell;

@@ -1,6 +1,6 @@
 //! The Worker: its object class, its bindings, its mount, and the way to its children's state.
 //!
-//! `/agents` is the writer with the key. `/api/child-snapshot` and `/api/child-usage` read what
+//! `/agents` is the writer with the key. `/` is the page, where the deployment has its files. `/api/child-snapshot` and `/api/child-usage` read what
 //! lives in the other service ([`crate::proxy`]). Nothing else is here, and nothing of a caller's
 //! request goes to the other service.
 
@@ -22,10 +22,13 @@ use worker::{
 };
 
 use crate::proxy::{ChildProxy, Reading};
-use crate::{agents, mounts, writer};
+use crate::{agents, mounts, page, writer};
 
 /// The binding of the objects.
 const OBJECTS: &str = "AGENTS";
+
+/// The binding of the page's files; a deployment may be without.
+const ASSETS: &str = "ASSETS";
 
 /// The binding to the other service.
 const PRODUCER: &str = "PRODUCER";
@@ -78,6 +81,9 @@ async fn serve(request: &Request, env: &Env, context: &Context) -> Result<Respon
     let mount = mounts::public(variable(env, "API_KEY"))?;
     let objects = objects(env)?;
     let Some(reading) = Reading::of_path(&request.path()) else {
+        if let Some(file) = file_of_the_page(request, env).await {
+            return Ok(file);
+        }
         return Ok(cloudflare::serve(&mount, &objects, request).await);
     };
     let runtime: Rc<dyn Runtime> = Rc::new(WorkerRuntime::new(context));
@@ -98,4 +104,23 @@ async fn serve(request: &Request, env: &Env, context: &Context) -> Result<Respon
     };
     let response = proxy.answer(reading, &cloudflare::head(request)?).await;
     Ok(cloudflare::answer_to(request, response).await)
+}
+
+/// A file of the page; `None` when this is no request for one, or it is not there.
+async fn file_of_the_page(request: &Request, env: &Env) -> Option<Response> {
+    let head = cloudflare::head(request).ok()?;
+    if !page::is_file(head.method(), head.uri().path()) {
+        return None;
+    }
+    let assets = env.assets(ASSETS).ok()?;
+    let file = assets
+        .fetch_request(request.clone().ok()?)
+        .await
+        .ok()
+        .filter(|file| matches!(file.status_code(), 200 | 304))?;
+    let headers = file.headers().clone();
+    for (name, value) in page::HEADERS {
+        headers.set(name, value).ok()?;
+    }
+    Some(file.with_headers(headers))
 }

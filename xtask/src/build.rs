@@ -81,6 +81,9 @@ pub(crate) fn run(provision: &Provision<'_>, workers: &[Worker]) -> Result<()> {
     for worker in workers {
         compile(provision, *worker)?;
         package(provision, *worker)?;
+        if *worker == Worker::Consumer {
+            page(provision)?;
+        }
     }
     for worker in workers.iter().filter(|worker| Worker::ALL.contains(worker)) {
         check_size(provision, *worker)?;
@@ -148,6 +151,27 @@ fn package(provision: &Provision<'_>, worker: Worker) -> Result<()> {
         .run(&mut command)?;
         files::write(&stamp, &made_of())?;
         Ok(((), String::new()))
+    })
+}
+
+/// Bundles the page's modules into the one that a browser loads.
+fn page(provision: &Provision<'_>) -> Result<()> {
+    let paths = provision.paths;
+    let node = provision.node()?;
+    progress::step("bundle the page", || {
+        let mut command = Command::new(node.program("esbuild"));
+        command
+            .current_dir(paths.root.join("consumer-worker"))
+            .args(["page/main.ts", "--outfile=public/app.js"])
+            .args(["--bundle", "--minify", "--format=esm", "--target=es2022"])
+            .arg("--log-level=warning");
+        run::forget_cargo(&mut command);
+        Job::new(
+            "bundle the page",
+            &paths.log("page"),
+            "mend what esbuild says of consumer-worker/page",
+        )
+        .run(&mut command)
     })
 }
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use crate::{
-    debian, node,
+    browser, debian, node,
     paths::Paths,
     run,
     toolchain::{self, TARGET, Toolchain},
@@ -52,6 +52,7 @@ fn findings(paths: &Paths) -> Vec<(String, Finding)> {
         (format!("compiler for {TARGET}"), wasm(paths)),
         ("Node and npm of this machine".to_owned(), npm(paths)),
         ("npm packages".to_owned(), packages(paths)),
+        ("browser".to_owned(), browser(paths)),
     ];
     match Tool::wanted(paths) {
         Ok(tools) => findings.extend(tools.iter().map(|tool| (tool.name(), program(paths, tool)))),
@@ -126,6 +127,13 @@ fn packages(paths: &Paths) -> Finding {
             Finding::WillCome("node_modules is out of step with package-lock.json".to_owned())
         }
         None => Finding::WillCome("`npm ci`".to_owned()),
+    }
+}
+
+fn browser(paths: &Paths) -> Finding {
+    match browser::find(&paths.root) {
+        Some((program, version)) => Finding::Found(format!("{program}, {version}")),
+        None => Finding::Wanted("chromium, for the page's tests; they install Debian's".to_owned()),
     }
 }
 

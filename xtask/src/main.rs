@@ -5,6 +5,7 @@
 //! `wasm32-unknown-unknown` target. Output of the tools goes to files under `target/xtask`.
 
 mod bench;
+mod browser;
 mod build;
 mod debian;
 mod dev;

@@ -9,6 +9,7 @@ use std::{
 use clap::{Args, ValueEnum};
 
 use crate::{
+    browser,
     build::{self, Worker},
     failure::{Failure, Result},
     files, progress,
@@ -50,10 +51,12 @@ enum Part {
     Deploy,
     /// Both Workers in workerd.
     Workerd,
+    /// The page in a browser, with both Workers in workerd.
+    Page,
 }
 
 impl Part {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Fmt,
         Self::Clippy,
         Self::Native,
@@ -63,6 +66,7 @@ impl Part {
         Self::Client,
         Self::Deploy,
         Self::Workerd,
+        Self::Page,
     ];
 
     fn title(self) -> &'static str {
@@ -76,6 +80,7 @@ impl Part {
             Self::Client => "JavaScript client",
             Self::Deploy => "dry runs of the deployments",
             Self::Workerd => "tests in workerd",
+            Self::Page => "the page in a browser",
         }
     }
 }
@@ -168,6 +173,7 @@ fn run_part(provision: &Provision<'_>, part: Part, count: &mut Count) -> Result<
             wrangler::dry_runs(provision)
         }
         Part::Workerd => workerd_tests(provision, count),
+        Part::Page => page_tests(provision, count),
     }
 }
 
@@ -232,29 +238,47 @@ fn workerd_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
         name,
         "workerd",
         &["miniflare", "miniflare/test"],
+        &[],
+        count,
+    )
+}
+
+fn page_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
+    let browser = browser::provide(provision.paths)?;
+    let name = "node --test miniflare/page";
+    node_tests(
+        provision,
+        name,
+        "page",
+        &["miniflare/page"],
+        &[("CHROME", &browser)],
         count,
     )
 }
 
 fn client_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
     let node = provision.node()?;
-    progress::step("tsc client", || {
-        let mut command = node.command();
-        command
-            .arg(provision.paths.root.join("node_modules/typescript/bin/tsc"))
-            .args(["-p", "client"]);
-        Job::new(
-            "tsc -p client",
-            &provision.paths.log("client-types"),
-            "mend the types it names",
-        )
-        .run(&mut command)
-    })?;
+    for project in ["client", "consumer-worker/page"] {
+        let name = format!("tsc -p {project}");
+        progress::step(&name, || {
+            let mut command = node.command();
+            command
+                .arg(provision.paths.root.join("node_modules/typescript/bin/tsc"))
+                .args(["-p", project]);
+            Job::new(
+                &name,
+                &provision.paths.log("client-types"),
+                "mend the types it names",
+            )
+            .run(&mut command)
+        })?;
+    }
     node_tests(
         provision,
         "node --test client/test",
         "client",
         &["client/test"],
+        &[],
         count,
     )
 }
@@ -265,6 +289,7 @@ fn node_tests(
     name: &str,
     log: &str,
     folders: &[&str],
+    variables: &[(&str, &str)],
     count: &mut Count,
 ) -> Result<()> {
     let node = provision.node()?;
@@ -280,7 +305,8 @@ fn node_tests(
         let mut command = node.command();
         command
             .args(["--test", "--test-reporter=spec", NODE_FILE_LIMIT_MS])
-            .args(tests);
+            .args(tests)
+            .envs(variables.iter().copied());
         let outcome = Job::new(
             name,
             &log,

@@ -1,0 +1,246 @@
+// The page in a real browser, with both Workers in workerd behind it.
+
+import assert from "node:assert/strict";
+import { mkdirSync } from "node:fs";
+import { join } from "node:path";
+import { after, before, describe, test } from "node:test";
+import puppeteer from "puppeteer-core";
+import { ROOT } from "../harness.mjs";
+import { research, slowResearch } from "../test/support/documents.mjs";
+import { send } from "../test/support/http.mjs";
+import { eventually, newSession, settled, startWorld } from "../test/support/world.mjs";
+
+/** For a person to look at. */
+const PICTURES = join(ROOT, "target/pages");
+const SECONDS = 120;
+
+let world;
+let browser;
+const complaints = [];
+
+before(async () => {
+  mkdirSync(PICTURES, { recursive: true });
+  world = await startWorld();
+  browser = await puppeteer.launch({
+    executablePath: process.env.CHROME?.includes("/") ? process.env.CHROME : await which(process.env.CHROME ?? "chromium"),
+    args: ["--no-sandbox", "--disable-dev-shm-usage"],
+  });
+});
+after(async () => {
+  await browser?.close();
+  await world?.stop();
+});
+
+async function which(program) {
+  const { execFileSync } = await import("node:child_process");
+  return execFileSync("which", [program], { encoding: "utf8" }).trim();
+}
+
+/** A tab of its own storage, as of another person, with the key in place when `key`. */
+async function open({ session, key = true, context } = {}) {
+  const own = context ?? (await browser.createBrowserContext());
+  const tab = await own.newPage();
+  tab.on("pageerror", (error) => complaints.push(`error: ${error}`));
+  tab.on("console", (message) => {
+    const text = message.text();
+    // The network's own lines: refused answers and the connection that a test cuts.
+    if (message.type() === "error" && !text.startsWith("Failed to load resource")) complaints.push(`console: ${text}`);
+  });
+  const { urls, apiKey } = world.workers;
+  if (key) await tab.evaluateOnNewDocument((key) => sessionStorage.setItem("remote-agents-key", key), apiKey);
+  await tab.goto(`${urls.consumer}/${session === undefined ? "" : `#session=${session}`}`);
+  return tab;
+}
+
+/** What the page shows of the tree: per session its labels and its state as text. */
+function shown(tab) {
+  return tab.$$eval("article[data-session]", (cards) =>
+    Object.fromEntries(
+      cards.map((card) => {
+        const own = (selector) => [...card.querySelectorAll(selector)].filter((element) => element.closest("article") === card);
+        const state = own("tbody tr").map((row) => [row.querySelector("th").textContent, row.querySelector("td").textContent]);
+        const parent = card.parentElement.closest("article");
+        return [card.dataset.session, { labels: own(".pill").map((pill) => pill.textContent), state: Object.fromEntries(state), parent: parent?.dataset.session }];
+      }),
+    ),
+  );
+}
+
+/** The same as the page writes it, from a snapshot. */
+function written(state) {
+  return Object.fromEntries(Object.entries(state).map(([key, value]) => [key, typeof value === "string" ? value : JSON.stringify(value, null, 1)]));
+}
+
+function waitFor(tab, what, check, ...values) {
+  return tab.waitForFunction(check, { timeout: SECONDS * 1000, polling: "mutation" }, ...values).catch((error) => {
+    throw new Error(`the page never showed ${what}: ${error}`);
+  });
+}
+
+const isLine = (text) => document.querySelector("#line")?.textContent === text;
+const hasAgents = (count) => document.querySelectorAll("article[data-session]").length >= count;
+/** Every card says that its state is the last one. */
+const isFinal = () => {
+  const cards = [...document.querySelectorAll("article[data-session]")];
+  return cards.length > 0 && cards.every((card) => [...card.querySelectorAll(":scope > .bar > .pill")].some((pill) => pill.textContent === "final"));
+};
+
+async function start(session, { documents, topic }) {
+  const { status, text } = await world.writer.start({ sessionId: session, message: topic, state: { documents } });
+  assert.equal(status, 200, text);
+}
+
+/** The tree of a finished job as the service has it. */
+async function assertIsTheTruth(tree, session) {
+  assert.ok(Object.keys(tree).length >= 4, `writer, planner and researchers: ${Object.keys(tree)}`);
+  for (const [id, card] of Object.entries(tree)) {
+    const type = card.parent === undefined ? "writer" : card.parent === session ? "planner" : "thread-researcher";
+    const { json } = id === session ? await world.writer.snapshot(id) : await world.child.snapshot(id, type);
+    assert.deepEqual(card.state, written(json.state), id);
+  }
+}
+
+describe("the page's files", () => {
+  test("come with the headers that a browser needs", async () => {
+    for (const [path, type] of Object.entries({ "/": "text/html", "/app.js": "text/javascript", "/style.css": "text/css", "/icon.svg": "image/svg+xml" })) {
+      const { status, headers, bytes } = await send(world.workers.urls.consumer, { path });
+      assert.equal(status, 200, path);
+      assert.ok(bytes.length > 100, path);
+      assert.ok(headers["content-type"].startsWith(type), `${path}: ${headers["content-type"]}`);
+      assert.match(headers["content-security-policy"], /^default-src 'self';/);
+      assert.equal(headers["x-content-type-options"], "nosniff");
+    }
+    const { status, json } = await send(world.workers.urls.consumer, { path: "/app.css" });
+    assert.deepEqual([status, json.code], [404, "NOT_FOUND"]);
+  });
+
+  test("are not needed by anything else", async () => {
+    const bare = await startWorld({ assets: false });
+    try {
+      const { status, json } = await send(bare.workers.urls.consumer, { path: "/" });
+      assert.deepEqual([status, json.code], [404, "NOT_FOUND"]);
+      assert.equal((await bare.writer.list()).status, 200);
+    } finally {
+      await bare.stop();
+    }
+  });
+});
+
+describe("the page", () => {
+  test("asks for the key once, and starts a job on pasted documents", async () => {
+    const tab = await open({ key: false });
+    await waitFor(tab, "the question for the key", () => !document.querySelector("#key-form").hidden);
+    await tab.screenshot({ path: join(PICTURES, "key.png") });
+    await tab.type("#key", "not-the-key");
+    await tab.keyboard.press("Enter");
+    await waitFor(tab, "a refusal", () => document.querySelector("#notice").textContent.includes("key"));
+    await tab.type("#key", world.workers.apiKey);
+    await tab.keyboard.press("Enter");
+    await waitFor(tab, "the new job", () => !document.querySelector("#job-form").hidden);
+    // By the keyboard alone: the topic has the focus.
+    const script = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>";
+    await tab.keyboard.type(`What is a zorblax ${script}?`);
+    await tab.$eval("#pasted", (pasted, text) => (pasted.value = text), `A zorblax is a lamp ${script} of brass. Every zorblax burns oil.`);
+    await tab.focus("#add-pasted");
+    await tab.keyboard.press("Enter");
+    await tab.focus("#job-form > button[type=submit]");
+    await tab.keyboard.press("Enter");
+    await waitFor(tab, "the end", isLine, "completed");
+    await waitFor(tab, "last states", isFinal);
+    await waitFor(tab, "the report", () => !document.querySelector("#report").hidden);
+    assert.match(await tab.$eval("#report", (report) => report.textContent), /burns oil/);
+    assert.match(await tab.$eval("#report", (report) => report.textContent), /<script>window\.hacked/);
+    assert.equal(await tab.evaluate(() => window.hacked), undefined, "markup is text");
+    assert.equal(await tab.$$eval("main script, main img", (found) => found.length), 0);
+    assert.match(await tab.$eval("#usage", (usage) => usage.textContent), /^[1-9]\d* tokens/);
+    await tab.click("#report blockquote a");
+    assert.ok(await tab.$eval("#report details", (details) => details.open), "a quotation leads to its document");
+    assert.ok(!tab.url().includes(world.workers.apiKey), "the key is in no address");
+    await tab.screenshot({ path: join(PICTURES, "finished.png"), fullPage: true });
+    await tab.close();
+  });
+
+  test("shows the same tree to who joins late, reloads, or loses the network", async () => {
+    const session = newSession("watched");
+    const [first, second] = [await open(), await open()];
+    await start(session, slowResearch(3));
+    await first.goto(`${world.workers.urls.consumer}/#session=${session}`);
+    await waitFor(first, "some agents", hasAgents, 4);
+    await first.screenshot({ path: join(PICTURES, "running.png"), fullPage: true });
+
+    await second.goto(`${world.workers.urls.consumer}/#session=${session}`);
+    await waitFor(second, "the agents that it missed", hasAgents, 4);
+    await second.setOfflineMode(true);
+    await first.reload();
+    await waitFor(first, "the tree again", hasAgents, 4);
+    await second.setOfflineMode(false);
+
+    for (const tab of [first, second]) {
+      await waitFor(tab, "the end", isLine, "completed");
+      await waitFor(tab, "last states", isFinal);
+    }
+    const [one, other] = [await shown(first), await shown(second)];
+    assert.deepEqual(one, other);
+    await assertIsTheTruth(one, session);
+    await first.close();
+    await second.close();
+  });
+
+  test("stops a run, and goes on with it", async () => {
+    const session = newSession("stopped");
+    await start(session, slowResearch(4));
+    const tab = await open({ session });
+    await waitFor(tab, "the agents", hasAgents, 3);
+    await tab.click("#stop");
+    await waitFor(tab, "the stop", isLine, "interrupted");
+    assert.equal((await world.writer.status(session)).json.status, "interrupted");
+    await tab.screenshot({ path: join(PICTURES, "stopped.png"), fullPage: true });
+    await tab.waitForSelector("#go-on:not([hidden])");
+    await tab.click("#go-on");
+    await waitFor(tab, "the end", isLine, "completed");
+    await settled(world.writer, session, "completed");
+    await tab.close();
+  });
+
+  test("keeps a message that is refused because the agents are busy", async () => {
+    const session = newSession("busy");
+    await start(session, research(8));
+    await settled(world.writer, session, "completed");
+    const tab = await open({ session });
+    await waitFor(tab, "the end", isLine, "completed");
+    // Somebody else is faster.
+    const more = await world.writer.post("resume", { sessionId: session, mode: "with_message", message: slowResearch(9).topic });
+    assert.equal(more.status, 200, more.text);
+    await tab.type("#message", "And what about brass?");
+    await tab.click("#message-form button");
+    await waitFor(tab, "a refusal", () => document.querySelector("#notice").textContent.includes("kept"));
+    assert.equal(await tab.$eval("#message", (message) => message.value), "And what about brass?");
+    await settled(world.writer, session, "completed");
+    await tab.click("#message-form button");
+    await eventually("the message is taken", async () => ((await tab.$eval("#message", (message) => message.value)) === "" ? true : undefined));
+    await waitFor(tab, "the end", isLine, "completed");
+    await tab.close();
+  });
+
+  test("works on a phone and in the dark", async () => {
+    const session = newSession("phone");
+    await start(session, research(10));
+    await settled(world.writer, session, "completed");
+    const tab = await open({ session });
+    await tab.setViewport({ width: 360, height: 740, isMobile: true, deviceScaleFactor: 2 });
+    await tab.emulateMediaFeatures([{ name: "prefers-color-scheme", value: "dark" }]);
+    await waitFor(tab, "the end", isLine, "completed");
+    await waitFor(tab, "last states", isFinal);
+    const width = await tab.evaluate(() => document.documentElement.scrollWidth);
+    assert.ok(width <= 360, `nothing sticks out to the side: ${width}`);
+    const [ink, paper] = await tab.evaluate(() => [getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor]);
+    const light = (colour) => colour.match(/\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0);
+    assert.ok(light(ink) > light(paper), "light on dark");
+    await tab.screenshot({ path: join(PICTURES, "phone-dark.png"), fullPage: true });
+    await tab.close();
+  });
+
+  test("complained of nothing meanwhile", () => {
+    assert.deepEqual(complaints, []);
+  });
+});
