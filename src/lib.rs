@@ -34,6 +34,7 @@ pub mod cloudflare;
 pub mod consumer;
 pub mod dispatch;
 pub mod error;
+pub mod follower;
 pub mod http;
 pub mod mount;
 #[cfg(not(target_arch = "wasm32"))]

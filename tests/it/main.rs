@@ -12,6 +12,7 @@
 
 mod children;
 mod eviction;
+mod follower;
 mod house;
 mod routes;
 mod session;
