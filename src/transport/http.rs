@@ -120,6 +120,14 @@ impl HttpTransport {
         self
     }
 
+    /// Puts something between the calls and what moves their bytes: what records requests, signs
+    /// them, or makes faults. It gets every request of this transport, retries included.
+    #[must_use]
+    pub fn through(mut self, layer: impl FnOnce(Rc<dyn Fetch>) -> Rc<dyn Fetch>) -> Self {
+        self.fetch = layer(self.fetch);
+        self
+    }
+
     /// Refuses answers of a projected mount. The default: what a projected mount tells is lossy,
     /// and a dispatch would fold it as if it were the child's state.
     #[must_use]

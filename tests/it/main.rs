@@ -14,7 +14,11 @@ mod children;
 mod eviction;
 mod follower;
 mod house;
+mod loopback;
 mod routes;
 mod session;
 mod stored;
+#[path = "../stories/mod.rs"]
+mod stories;
+mod story;
 mod support;
