@@ -68,7 +68,8 @@ pub fn agents(way: &Way, location: SubLocation, runtime: &Rc<dyn Runtime>) -> Re
     Agents::new([
         host.echo()?,
         host.finder()?,
-        host.nester()?,
+        host.nester("nester", "echo")?,
+        host.nester("slow_nester", "slow")?,
         host.failing()?,
         host.slow()?,
         host.big()?,
@@ -180,16 +181,18 @@ impl Host<'_> {
         Ok(agent.with_output::<Finding>())
     }
 
-    /// Has a child of its own.
-    fn nester(&self) -> Result<Agent> {
-        let agent = self.agent("nester", |request| match turn(request) {
+    /// Has a child of its own, which it would resume if nothing executed it.
+    fn nester(&self, agent_type: &str, child: &str) -> Result<Agent> {
+        let agent = self.agent(agent_type, |request| match turn(request) {
             0 => {
                 let message = format!("inner {}", said(request));
                 calls(&[("subagent__inner", json!({"message": message}))])
             }
             _ => text("nested and done"),
         })?;
-        Ok(agent.with_sub_agent(self.sub("inner", "echo", None)?))
+        let mut inner = self.sub("inner", child, None)?;
+        inner.resume_dead_producer = true;
+        Ok(agent.with_sub_agent(inner))
     }
 
     fn failing(&self) -> Result<Agent> {
@@ -204,8 +207,8 @@ impl Host<'_> {
 
     /// Speaks until it is stopped, or for ten seconds.
     fn slow(&self) -> Result<Agent> {
-        self.paced("slow", Duration::from_millis(5), |_| {
-            text(&"word ".repeat(2_000))
+        self.paced("slow", Duration::from_millis(25), |_| {
+            text(&"word ".repeat(400))
         })
     }
 
@@ -298,8 +301,12 @@ impl Host<'_> {
         }
         let mut revived = self.sub("revived", "echo", Some(Mischief::NoRunner))?;
         revived.resume_dead_producer = true;
+        let mut revivable = self.sub("nest_revivable", "nester", None)?;
+        revivable.resume_dead_producer = true;
         Ok(agent
             .with_sub_agent(revived)
+            .with_sub_agent(revivable)
+            .with_sub_agent(self.sub("nest_slow", "slow_nester", None)?)
             .with_after_sub_agent(|payload, context| {
                 context.update(|state: &mut Map<String, Value>| {
                     let told = json!({

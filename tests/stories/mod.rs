@@ -5,7 +5,7 @@
 //! stub). A story panics nowhere: what does not hold is its error.
 
 pub mod agents;
-mod log;
+pub mod log;
 pub mod mischief;
 mod tales;
 
