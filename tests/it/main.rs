@@ -12,6 +12,7 @@
 
 mod children;
 mod eviction;
+mod faults;
 mod follower;
 mod house;
 mod loopback;
