@@ -45,8 +45,8 @@ pub fn policy() -> RetryPolicy {
 }
 
 /// As [`policy`], for calls of which one answer never comes.
-pub fn hasty() -> RetryPolicy {
-    let soon = Duration::from_millis(500);
+pub fn hasty_policy() -> RetryPolicy {
+    let soon = Duration::from_millis(1_500);
     RetryPolicy {
         silence: soon,
         post_timeout: soon,
@@ -285,11 +285,16 @@ impl Host<'_> {
             ("paused", "echo", Mischief::Paused),
             ("dead", "echo", Mischief::NoRunner),
         ];
+        let hasty = [
+            ("nest_hastily", "nester", None),
+            ("endless_hastily", "nester", Some(Mischief::Endless)),
+            ("revived_hastily", "echo", Some(Mischief::NoRunner)),
+            ("nest_slow_hastily", "slow_nester", None),
+        ];
         let mut agent = agent
             .with_state::<Map<String, Value>>()
             .with_sub_agent(self.sub("ask", "echo", None)?)
             .with_sub_agent(self.sub("nest", "nester", None)?)
-            .with_sub_agent(self.hasty("nest_hastily", "nester")?)
             .with_sub_agent(self.sub("find", "finder", None)?.with_output::<Finding>())
             .with_sub_agent(self.sub("misfind", "echo", None)?.with_output::<Finding>())
             .with_sub_agent(self.sub("fail", "failing", None)?)
@@ -298,6 +303,11 @@ impl Host<'_> {
             .with_sub_agent(self.sub("who", "who", None)?);
         for (name, agent_type, mischief) in misbehaving {
             agent = agent.with_sub_agent(self.sub(name, agent_type, Some(mischief))?);
+        }
+        for (name, agent_type, mischief) in hasty {
+            let mut sub = self.sub_with(name, agent_type, mischief, hasty_policy())?;
+            sub.resume_dead_producer = true;
+            agent = agent.with_sub_agent(sub);
         }
         let mut revived = self.sub("revived", "echo", Some(Mischief::NoRunner))?;
         revived.resume_dead_producer = true;
@@ -321,10 +331,6 @@ impl Host<'_> {
 
     fn sub(&self, name: &str, agent_type: &str, mischief: Option<Mischief>) -> Result<SubAgent> {
         self.sub_with(name, agent_type, mischief, policy())
-    }
-
-    fn hasty(&self, name: &str, agent_type: &str) -> Result<SubAgent> {
-        self.sub_with(name, agent_type, None, hasty())
     }
 
     fn sub_with(
