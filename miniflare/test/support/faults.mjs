@@ -96,7 +96,7 @@ export function streamKinds(places) {
     at("recoverable error", second, { slip: error(true), ending: "clean" }),
     at("final error", second, { slip: error(false), ending: "clean" }),
     at("rewound", second, { slip: "event: rewound\ndata: {}\n\n", ending: "clean" }),
-    at("huge event", second, { slip: `event: chunk\ndata: ${"x".repeat(5 << 20)}`, ending: "clean" }),
+    at("huge event", second, { slip: `event: chunk\ndata: ${"x".repeat(9 << 20)}`, ending: "clean" }),
   ];
 }
 

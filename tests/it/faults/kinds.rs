@@ -205,7 +205,7 @@ pub fn stream_kinds(places: &[usize]) -> Vec<(String, Fault, Class)> {
         ("rewound", "event: rewound\ndata: {}\n\n".to_owned()),
         (
             "huge event",
-            format!("event: chunk\ndata: {}", "x".repeat(5 << 20)),
+            format!("event: chunk\ndata: {}", "x".repeat(9 << 20)),
         ),
     ];
     for (n, events) in places.iter().copied().enumerate() {
