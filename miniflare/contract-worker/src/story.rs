@@ -2,15 +2,17 @@
 //!
 //! `GET /stories` lists them; `GET /stories/binding/<number>` tells one whose children live behind
 //! the service binding `FAR`, `GET /stories/stub/<number>` one whose children are objects of this
-//! Worker. Each way has a class of its own, because what an object's agents call is decided when it
-//! is built.
+//! Worker, `GET /stories/http/<number>` one whose children are behind the open network, at
+//! [`ADDRESS`]. Each way has a class of its own, because what an object's agents call is decided
+//! when it is built.
 
 #![allow(missing_docs)] // `durable_object` writes methods without documentation.
 
 use std::rc::Rc;
 
 use remote_agents::cloudflare::{
-    self, ObjectHost, WorkerRuntime, object_stub_transport, service_binding_transport,
+    self, ObjectHost, WorkerRuntime, http_transport, object_stub_transport,
+    service_binding_transport,
 };
 use remote_agents::http::refusal;
 use remote_agents::platform::Runtime;
@@ -29,12 +31,22 @@ const BINDING: &str = "BINDING";
 /// The binding of objects whose children are objects of the same class.
 const STUB: &str = "STUB";
 
+/// The binding of objects whose children are at [`ADDRESS`].
+const HTTP: &str = "HTTP";
+
+/// Where children are over the open network; whoever runs this leads requests for it somewhere.
+const ADDRESS: &str = "http://far.test";
+
 /// The service of the children: another Worker of this code, or what stands before it.
 const FAR: &str = "FAR";
 
 /// A session whose children are behind a service binding.
 #[durable_object(alarm)]
 pub struct BindingAgents(ObjectHost);
+
+/// A session whose children are behind the open network.
+#[durable_object(alarm)]
+pub struct HttpAgents(ObjectHost);
 
 /// A session whose children are objects beside it.
 #[durable_object(alarm)]
@@ -44,6 +56,22 @@ impl DurableObject for BindingAgents {
     fn new(state: State, env: Env) -> Self {
         Self(ObjectHost::new(state, &env, |env, runtime| {
             hosted(&over_binding(env)?, SubLocation::Remote, &runtime)
+        }))
+    }
+
+    async fn fetch(&self, request: Request) -> worker::Result<Response> {
+        Ok(self.0.fetch(request).await)
+    }
+
+    async fn alarm(&self) -> worker::Result<Response> {
+        Ok(self.0.alarm().await)
+    }
+}
+
+impl DurableObject for HttpAgents {
+    fn new(state: State, env: Env) -> Self {
+        Self(ObjectHost::new(state, &env, |_, runtime| {
+            hosted(&over_http(), SubLocation::Remote, &runtime)
         }))
     }
 
@@ -81,6 +109,10 @@ fn over_binding(env: &Env) -> Result<Way> {
     Ok(Rc::new(move |agent_type, runtime| {
         service_binding_transport(far.clone(), "/agents", agent_type, runtime)
     }))
+}
+
+fn over_http() -> Way {
+    Rc::new(|agent_type, runtime| http_transport(ADDRESS, "/agents", agent_type, runtime))
 }
 
 fn over_stub(env: &Env, binding: &str) -> Result<Way> {
@@ -130,6 +162,7 @@ fn world(way: &str, env: &Env, context: &Context) -> Result<World> {
     let runtime: Rc<dyn Runtime> = Rc::new(WorkerRuntime::new(context));
     let (of_parents, way) = match way {
         "binding" => (BINDING, over_binding(env)?),
+        "http" => (HTTP, over_http()),
         "stub" => (STUB, over_stub(env, STUB)?),
         _ => return Err(Error::not_found()),
     };
