@@ -168,12 +168,12 @@ for (const scene of SCENES) {
 }
 
 describe("the deployed pair", () => {
-  const { documents, topic } = research(23);
+  const { documents, topic } = research(23, { documents: 2, sentences: 6 });
   const faults = [
-    ...["request lost", "response lost", "429", "500", "502 bare", "503"].flatMap((wanted) =>
+    ...["request lost", "response lost", "500", "503"].flatMap((wanted) =>
       ["start", "sse"].map((action) => ({ action, ...kinds(action).find(({ name }) => name === wanted) })),
     ),
-    ...streamKinds([2, 7, 20, 60, 120]).filter(({ hasty }) => !hasty).map((kind) => ({ action: "sse", ...kind })),
+    ...streamKinds([2, 15, 60]).filter(({ hasty }) => !hasty).map((kind) => ({ action: "sse", ...kind })),
   ];
 
   test("its job completes with the same report, whatever strikes once", { concurrency: AT_ONCE }, async (t) => {
