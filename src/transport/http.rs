@@ -120,6 +120,14 @@ impl HttpTransport {
         self
     }
 
+    /// Puts something between the calls and what moves their bytes: what records requests, signs
+    /// them, or makes faults. It gets every request of this transport, retries included.
+    #[must_use]
+    pub fn through(mut self, layer: impl FnOnce(Rc<dyn Fetch>) -> Rc<dyn Fetch>) -> Self {
+        self.fetch = layer(self.fetch);
+        self
+    }
+
     /// Refuses answers of a projected mount. The default: what a projected mount tells is lossy,
     /// and a dispatch would fold it as if it were the child's state.
     #[must_use]
@@ -513,10 +521,13 @@ async fn refusal(status: u16, response: Response) -> Failed {
         .and_then(|value| value.to_str().ok())
         .and_then(|text| text.trim().parse::<u32>().ok());
     let mut envelope = None;
-    if is_type(response.headers(), "application/json")
-        && let Ok(body) = read_body(response.into_body(), ENVELOPE_LIMIT).await
-    {
-        envelope = serde_json::from_slice::<ErrorEnvelope>(&body).ok();
+    if is_type(response.headers(), "application/json") {
+        match read_body(response.into_body(), ENVELOPE_LIMIT).await {
+            Ok(body) => envelope = serde_json::from_slice::<ErrorEnvelope>(&body).ok(),
+            // The peer may have refused for good or not: what it said did not come through.
+            Err(error @ TransportError::Unreachable(_)) => return Failed { error, retry_after },
+            Err(_) => {}
+        }
     }
     if envelope.is_none() && status == 429 {
         envelope = Some(ErrorEnvelope {

@@ -12,9 +12,14 @@
 
 mod children;
 mod eviction;
+mod faults;
 mod follower;
 mod house;
+mod loopback;
 mod routes;
 mod session;
 mod stored;
+#[path = "../stories/mod.rs"]
+mod stories;
+mod story;
 mod support;
