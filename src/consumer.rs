@@ -27,6 +27,9 @@ use crate::transport::{FrameStream, TransportError};
 #[cfg(test)]
 mod tests;
 
+/// What a call is given beyond its deadline where nothing can be learned of its child.
+const GRACE: Duration = Duration::from_secs(60);
+
 /// Frames that one commit takes at most.
 const BATCH_FRAMES: usize = 64;
 
@@ -197,6 +200,7 @@ fn forward(
 struct Cuts {
     stop: Option<LocalBoxFuture<'static, ()>>,
     deadline: Option<LocalBoxFuture<'static, ()>>,
+    grace: Option<LocalBoxFuture<'static, ()>>,
     drained: Option<LocalBoxFuture<'static, ()>>,
     runtime: Rc<dyn Runtime>,
     patience: Duration,
@@ -209,6 +213,13 @@ impl Cuts {
         Self {
             stop: Some(host.stop().wait().boxed_local()),
             deadline: Some(runtime.sleep(left)),
+            grace: Some(
+                runtime.sleep(Duration::from_millis(
+                    deadline
+                        .saturating_add(u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX))
+                        .saturating_sub(runtime.now()),
+                )),
+            ),
             drained: None,
             runtime,
             patience,
@@ -222,22 +233,26 @@ impl Cuts {
         work: impl Future<Output = Event>,
     ) -> Option<Event> {
         let mut work = pin!(work);
-        if dispatch.is_draining() && self.drained.is_none() {
+        if dispatch.is_draining() && (self.drained.is_none() || dispatch.has_ended()) {
             self.drained = Some(self.runtime.sleep(self.patience));
         }
         loop {
             let stop = pin!(waiting(&mut self.stop));
             let deadline = pin!(waiting(&mut self.deadline));
+            let grace = pin!(waiting(&mut self.grace));
             let drained = pin!(waiting(&mut self.drained));
-            let cut = select(stop, select(deadline, drained));
+            let cut = select(stop, select(deadline, select(grace, drained)));
             let abandon = match select(work.as_mut(), cut).await {
                 Either::Left((event, _)) => return Some(event),
                 Either::Right((Either::Left(_), _)) => dispatch.handle_stop(),
                 Either::Right((Either::Right((Either::Left(_), _)), _)) => {
                     dispatch.handle_deadline()
                 }
-                Either::Right((Either::Right((Either::Right(_), _)), _)) => {
-                    dispatch.handle_drained()
+                Either::Right((Either::Right((Either::Right((Either::Left(_), _)), _)), _)) => {
+                    dispatch.handle_grace_over()
+                }
+                Either::Right((Either::Right((Either::Right((Either::Right(_), _)), _)), _)) => {
+                    dispatch.handle_drained(self.runtime.now())
                 }
             };
             if abandon == Abandon::Yes {

@@ -410,6 +410,7 @@ impl Wire {
                 _ => false,
             },
             TransportError::Malformed(_)
+            | TransportError::Unexplained { .. }
             | TransportError::VersionUnsupported { .. }
             | TransportError::ProjectedMount => false,
         }
@@ -538,7 +539,7 @@ async fn refusal(status: u16, response: Response) -> Failed {
         None if status >= 500 => {
             TransportError::Unreachable(format!("status {status} without an envelope"))
         }
-        None => TransportError::Malformed(format!("status {status} without an envelope")),
+        None => TransportError::Unexplained { status },
     };
     Failed { error, retry_after }
 }

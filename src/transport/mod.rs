@@ -59,6 +59,13 @@ pub enum TransportError {
     /// The answer is not what the contract says.
     #[error("malformed answer: {0}")]
     Malformed(String),
+    /// A refusal without an envelope: something between the two services spoke, not the producer.
+    /// Whether the request took effect is not known.
+    #[error("status {status} without an envelope")]
+    Unexplained {
+        /// The HTTP status, from 400 to 499.
+        status: u16,
+    },
     /// The call's deadline passed.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
