@@ -63,8 +63,8 @@ pub trait CallHost {
         chunks: Vec<String>,
     ) -> Result<()>;
 
-    /// Whether a `subagent_start` in the parent's log announces this session.
-    fn announced(&self, session_id: &str, agent_type: Option<&str>) -> Result<bool>;
+    /// Whether a `subagent_start` that was forwarded from this child announces this session.
+    fn announced(&self, child: &SessionId, session_id: &str) -> Result<bool>;
 
     /// Writes a warning about a child to the log: ids and outcomes alone.
     fn note(&self, child: &SessionId, message: &str);
@@ -176,7 +176,7 @@ fn forward(
     // Only a call that was taken up again can have missed an announcement.
     let earlier = |session: &str| {
         if known {
-            host.announced(session, None)
+            host.announced(&child, session)
         } else {
             Ok(false)
         }

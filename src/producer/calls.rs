@@ -540,8 +540,8 @@ impl CallHost for CallSide {
         self.apply(|session, now| session.forwarded(child, stream.clone(), through, chunks, now))
     }
 
-    fn announced(&self, session_id: &str, agent_type: Option<&str>) -> Result<bool> {
-        self.producer.store.announced(session_id, agent_type)
+    fn announced(&self, child: &SessionId, session_id: &str) -> Result<bool> {
+        self.producer.store.announced_by(child.as_str(), session_id)
     }
 
     fn note(&self, child: &SessionId, message: &str) {

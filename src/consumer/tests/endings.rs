@@ -257,8 +257,17 @@ async fn a_foreign_origin_is_reported_and_a_known_one_kept_across_a_restart() {
     assert_eq!(origins, [json!(CHILD), json!("g"), Value::Null]);
     assert_eq!(world.parent.notes.borrow().len(), 1);
 
-    let world = World::new([vec![foreign("g", 2), completed()]]);
-    world.parent.chunks.borrow_mut().push(announce);
+    let by = |child: &str| {
+        let mut announce = announce.clone();
+        announce["remoteSource"] = json!({"childSessionId": child});
+        announce
+    };
+    // Another child's announcement of the same session counts for nothing.
+    let world = World::new([vec![foreign("g", 2), foreign("h", 3), completed()]]);
+    world.parent.chunks.borrow_mut().push(by(CHILD));
+    let mut others = by("p-remote-other");
+    others["subSessionId"] = json!("h");
+    world.parent.chunks.borrow_mut().push(others);
     *world.parent.child.borrow_mut() = Some(SubSessionRecord {
         remote: Some(SubRemote {
             stream_id: StreamId::parse("st_1").unwrap(),
@@ -267,11 +276,10 @@ async fn a_foreign_origin_is_reported_and_a_known_one_kept_across_a_restart() {
         ..stored_ref()
     });
     world.outcome().await;
-    assert_eq!(
-        world.parent.chunks.borrow()[1]["origin"]["sessionId"],
-        json!("g")
-    );
-    assert!(world.parent.notes.borrow().is_empty());
+    let chunks = world.parent.chunks.borrow();
+    assert_eq!(chunks[2]["origin"]["sessionId"], json!("g"));
+    assert_eq!(chunks[3].get("origin"), None);
+    assert_eq!(world.parent.notes.borrow().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

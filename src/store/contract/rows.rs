@@ -143,8 +143,23 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
     assert_eq!(store.checkpoint().unwrap(), Some(saved));
     assert_eq!(store.messages().unwrap(), messages);
     assert_eq!(store.step().unwrap(), Some((answered, calls)));
-    assert_eq!(store.sub_sessions().unwrap(), [forwarded, local.clone()]);
+    assert_eq!(
+        store.sub_sessions().unwrap(),
+        [forwarded.clone(), local.clone()]
+    );
     assert_eq!(store.sub_session("c-1").unwrap(), Some(local));
+    let ids = store.sub_session_ids().unwrap();
+    let spoiled = SubSessionRecord {
+        status: SubStatus::Failed,
+        remote: None,
+        ..forwarded
+    };
+    assert_eq!(ids[0], spoiled.sub_session_id.as_str());
+    let sub_session_id = ids[0].clone();
+    let epoch = store.session().unwrap().unwrap().epoch;
+    let spoil = Write::SpoiledSubSession { sub_session_id };
+    store.commit(&fenced(epoch, vec![spoil])).unwrap();
+    assert_eq!(store.sub_sessions().unwrap()[0], spoiled);
     assert_eq!(store.usage().unwrap(), usage);
     assert_eq!(store.idempotency("start:s-1").unwrap(), Some(answer));
     assert_eq!(store.idempotency("start:s").unwrap(), None);
