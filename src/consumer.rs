@@ -27,8 +27,9 @@ use crate::transport::{FrameStream, TransportError};
 #[cfg(test)]
 mod tests;
 
-/// What a call is given beyond its deadline where nothing can be learned of its child.
-const GRACE: Duration = Duration::from_secs(60);
+/// What a call is given beyond its deadline where nothing can be learned of its child, in
+/// milliseconds.
+pub(crate) const GRACE_MS: u64 = 60_000;
 
 /// Frames that one commit takes at most.
 const BATCH_FRAMES: usize = 64;
@@ -209,17 +210,13 @@ struct Cuts {
 impl Cuts {
     fn new(host: &dyn CallHost, deadline: Timestamp, patience: Duration) -> Self {
         let runtime = host.runtime();
-        let left = Duration::from_millis(deadline.saturating_sub(runtime.now()));
+        let from_now = |at: Timestamp| Duration::from_millis(at.saturating_sub(runtime.now()));
+        let left = from_now(deadline);
+        let grace = from_now(deadline.saturating_add(GRACE_MS));
         Self {
             stop: Some(host.stop().wait().boxed_local()),
             deadline: Some(runtime.sleep(left)),
-            grace: Some(
-                runtime.sleep(Duration::from_millis(
-                    deadline
-                        .saturating_add(u64::try_from(GRACE.as_millis()).unwrap_or(u64::MAX))
-                        .saturating_sub(runtime.now()),
-                )),
-            ),
+            grace: Some(runtime.sleep(grace)),
             drained: None,
             runtime,
             patience,

@@ -109,6 +109,8 @@ pub struct Dispatch {
     stopping: bool,
     /// The deadline has passed, and what became of the child is still being found out.
     pub(super) overdue: bool,
+    /// The minute after the deadline has passed as well.
+    pub(super) grace_over: bool,
     /// The terminal frame was read: nothing of the child's log is missing here.
     heard_end: bool,
     /// The status said that the child has ended: what is left of its stream is finite.
@@ -141,6 +143,7 @@ impl Dispatch {
             restarted: known,
             stopping: false,
             overdue: false,
+            grace_over: false,
             heard_end: false,
             ended: false,
             resumes: 0,
@@ -253,11 +256,14 @@ impl Dispatch {
     }
 
     /// The minute after the deadline is over as well: a start that was to be stopped has not been
-    /// answered, or the status stayed unreadable. Neither is waited for any longer.
+    /// answered, or the status stayed unreadable. Neither is waited for any longer, but what is on
+    /// its way may still arrive: a parent that was away for long asks at least once.
     pub fn handle_grace_over(&mut self) -> Abandon {
+        self.grace_over = true;
         match self.phase {
+            Phase::Starting if self.stopping && self.restarted => Abandon::No,
             _ if self.stopping => self.cut(interrupted()),
-            Phase::Status | Phase::Pausing(Then::Status) if self.overdue => {
+            Phase::Pausing(Then::Status) if self.overdue => {
                 self.cut(CallFailure::lost("status_unreachable"))
             }
             _ => Abandon::No,
@@ -388,7 +394,7 @@ impl Dispatch {
         if self.stopping {
             return match answer {
                 Err(error) if never_begun(&error) => self.settle(Draft::failed(interrupted())),
-                Err(error) if known.is_none() && may_pass(&error) => {
+                Err(error) if known.is_none() && may_pass(&error) && !self.grace_over => {
                     self.note(format!(
                         "a start that is to be stopped is not answered: {error}"
                     ));
@@ -639,7 +645,7 @@ fn tells_the_end(frame: &Frame) -> bool {
 }
 
 /// For a refusal that means "attach": the stream that it names, if it names one.
-pub(super) fn attach_instead(error: &TransportError) -> Option<Option<StreamId>> {
+pub(crate) fn attach_instead(error: &TransportError) -> Option<Option<StreamId>> {
     match error {
         TransportError::Refused { envelope, .. } => match envelope.known_code() {
             Some(Code::AlreadyRunning | Code::AlreadyCompleted) => Some(

@@ -97,6 +97,10 @@ impl Dispatch {
     /// Nothing is known of the child now. That is no reason to give it up before the deadline,
     /// unless its stream has told a failure already.
     fn on_status_unreadable(&mut self, error: &TransportError, now: Timestamp) {
+        if self.overdue && self.grace_over {
+            self.note(format!("the child's status cannot be read: {error}"));
+            return self.interrupt(Draft::failed(CallFailure::lost("status_unreachable")));
+        }
         if let Some(frame) = &self.failure {
             self.attaches = self.attaches.saturating_sub(1);
             if self.attaches == 0 {
@@ -306,7 +310,7 @@ impl Dispatch {
 ///
 /// A 404 without an envelope counts as one with it: whoever answers in the producer's place does
 /// not know the session either.
-fn lost_cause(error: &TransportError) -> Option<String> {
+pub(crate) fn lost_cause(error: &TransportError) -> Option<String> {
     match error {
         TransportError::Refused { envelope, .. }
             if envelope.known_code() == Some(Code::NotFound) =>

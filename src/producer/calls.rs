@@ -24,7 +24,7 @@ use crate::protocol::message::{ParentRef, StartRequest};
 use crate::protocol::request::{DEPTH_LIMIT, too_deep};
 use crate::session::{CallFailure, ChildSettled};
 use crate::store::{
-    Database, Epoch, SubRemote, SubSessionRecord, ToolCall, ToolCallRecord, ToolOutcome,
+    Database, Epoch, SubRemote, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord, ToolOutcome,
 };
 
 /// What carries a call out.
@@ -159,6 +159,16 @@ impl CallSide {
     ) -> LocalBoxFuture<'static, Result<(), Halt>> {
         Box::pin(async move {
             self.started()?;
+            if let Some(child) = self.forsaken()? {
+                let sentence = "The agent no longer has the sub-agent that this call went to.";
+                let failure = CallFailure::new(Code::NotSupported, sentence);
+                let settled = ChildSettled {
+                    status: SubStatus::Stopping,
+                    usage: None,
+                    untold: true,
+                };
+                return self.finished(failure.to_outcome(), Some((child, settled)));
+            }
             let outcome = match route {
                 Route::Finish => Some(finish(&agent, &record.call)),
                 Route::Local(tool) => self.execute(&agent, &*tool, &record).await?,
@@ -172,6 +182,14 @@ impl CallSide {
                 None => Ok(()),
             }
         })
+    }
+
+    /// The child that this call had begun when its tool still was a sub-agent.
+    fn forsaken(&self) -> Result<Option<SubSessionRecord>> {
+        let children = self.producer.open_children()?;
+        Ok(children
+            .into_iter()
+            .find(|child| child.tool_call_id == self.tool_call_id))
     }
 
     /// Runs a local tool; `None` when a stop cut it off.
@@ -332,6 +350,7 @@ impl CallSide {
         let settled = ChildSettled {
             status: outcome.status,
             usage: outcome.usage,
+            untold: outcome.status == SubStatus::Stopping,
         };
         let record = self
             .producer

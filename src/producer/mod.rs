@@ -9,6 +9,7 @@
 mod bench;
 mod calls;
 mod publish;
+mod reconcile;
 mod retention;
 mod routes;
 mod run;

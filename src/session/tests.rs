@@ -215,7 +215,9 @@ fn a_stop_pairs_what_is_open_and_reconciles_its_writes_away() {
         .unwrap()
         .next;
     let session = session.stage("b", json!({"x": 1, "y": 9}), 4).unwrap().next;
-    let stop = session.interrupt(Some("enough".into()), run(), 5).unwrap();
+    let stop = session
+        .interrupt(Some("enough".into()), run(), Vec::new(), 5)
+        .unwrap();
     assert_eq!(stop.accepted, Accepted::Yes);
     let session = stop.transition.unwrap().next;
     assert_eq!(session.next(), Next::Stop);
@@ -377,6 +379,7 @@ fn every_action_meets_every_status() {
                 mode,
                 message: message.map(Into::into),
                 idempotency: None,
+                healed: Vec::new(),
                 ids: ids(2),
             };
             match session.resume(reopen, 5) {
@@ -408,11 +411,15 @@ fn every_action_meets_every_status() {
             Err(error) => code(&error),
         };
         assert_eq!(
-            stop(session.interrupt(None, run(), 5)),
+            stop(session.interrupt(None, run(), Vec::new(), 5)),
             interrupt,
             "{name} × interrupt"
         );
-        assert_eq!(stop(session.abort(None, run(), 5)), abort, "{name} × abort");
+        assert_eq!(
+            stop(session.abort(None, run(), Vec::new(), 5)),
+            abort,
+            "{name} × abort"
+        );
     }
 }
 
@@ -440,6 +447,7 @@ fn a_reopened_session_is_pinned_at_its_runs_first_chunk() {
         mode: ResumeMode::WithMessage,
         message: Some("more".into()),
         idempotency: None,
+        healed: Vec::new(),
         ids: ids(9),
     };
     let reopened = done.resume(reopen, 3).unwrap();
@@ -458,17 +466,20 @@ fn a_reopened_session_is_pinned_at_its_runs_first_chunk() {
 fn an_abort_outranks_an_interrupt_that_is_still_pending() {
     let session = begin(json!({})).next;
     let session = session
-        .interrupt(None, run(), 1)
+        .interrupt(None, run(), Vec::new(), 1)
         .unwrap()
         .transition
         .unwrap()
         .next;
-    let aborted = session.abort(None, run(), 2).unwrap();
+    let aborted = session.abort(None, run(), Vec::new(), 2).unwrap();
     assert_eq!(aborted.accepted, Accepted::Yes);
     let session = aborted.transition.unwrap().next;
     assert_eq!(session.record.stop.as_ref().unwrap().kind, StopKind::Abort);
     assert_eq!(
-        session.interrupt(None, run(), 3).unwrap().accepted,
+        session
+            .interrupt(None, run(), Vec::new(), 3)
+            .unwrap()
+            .accepted,
         Accepted::No
     );
 }

@@ -230,6 +230,10 @@ pub struct Answer {
     /// Set when the run was interrupted in the middle of it.
     #[serde(default)]
     pub cut: bool,
+    /// Messages that came in while calls of an ended run had no result yet. They stand behind the
+    /// results, once the step is promoted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub then: Vec<String>,
 }
 
 /// A tool call of the step under way, or a hook that staged state (its index is `None`).

@@ -16,5 +16,6 @@ mod follower;
 mod house;
 mod routes;
 mod session;
+mod settling;
 mod stored;
 mod support;

@@ -60,6 +60,7 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
     answered.answer = Some(Answer {
         text: "I will look.".into(),
         cut: false,
+        then: Vec::new(),
     });
     let mut done = call("b", 1, json!({}));
     done.started = true;

@@ -290,13 +290,11 @@ fn status_unreachable_is_past_the_child_s_own_deadline_plus_one_minute_of_grace(
     let mut bench = Bench::streaming();
     bench.exhaust_stream();
     let effects = bench.tell(Event::Status(Err(unreachable())));
-    // The grace of a call that is not past its deadline is nobody's business.
-    assert_eq!(bench.dispatch.handle_grace_over(), Abandon::No);
     assert!(matches!(effects.last(), Some(Effect::Sleep { .. })));
     assert_eq!(bench.dispatch.handle_deadline(), Abandon::Yes);
     assert_eq!(bench.effects(), [Effect::ReadStatus]);
     let effects = bench.tell(Event::Status(Err(unreachable())));
-    assert_eq!(bench.sleep(&effects), [Effect::ReadStatus]);
+    assert!(matches!(effects.last(), Some(Effect::Sleep { .. })));
     assert_eq!(bench.dispatch.handle_grace_over(), Abandon::Yes);
     assert_eq!(bench.effects(), interrupt(Code::SubagentLost));
     let effects = bench.tell(Event::Interrupted(Err(unreachable())));
@@ -308,6 +306,20 @@ fn status_unreachable_is_past_the_child_s_own_deadline_plus_one_minute_of_grace(
         )
     );
     assert!(is_untold(&effects));
+
+    // A parent that was away for longer than that asks once.
+    let mut bench = Bench::restarted(true, Some(("st_1", 4)));
+    bench.effects();
+    bench.dispatch.handle_deadline();
+    assert_eq!(bench.effects(), [Effect::ReadStatus]);
+    assert_eq!(bench.dispatch.handle_grace_over(), Abandon::No);
+    let effects = bench.tell(Event::Status(Err(unreachable())));
+    assert_eq!(
+        effects.last(),
+        Some(&Effect::Interrupt {
+            reason: Code::SubagentLost
+        })
+    );
 }
 
 #[test]
