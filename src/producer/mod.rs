@@ -123,7 +123,7 @@ impl Producer {
             return Ok(());
         };
         if status != SessionStatus::Running {
-            return self.runtime.set_alarm(None).await;
+            return self.rest().await;
         }
         if !self.is_executing() {
             self.apply(Session::wake)?;
@@ -162,7 +162,7 @@ impl Producer {
                         this.read(|session| session.record.status != SessionStatus::Running);
                     if matches!(at_rest, Ok(Some(true)))
                         && !this.is_executing()
-                        && let Err(error) = this.runtime.set_alarm(None).await
+                        && let Err(error) = this.arm_at_rest().await
                     {
                         this.log(
                             Level::Warn,

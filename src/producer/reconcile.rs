@@ -203,6 +203,61 @@ impl Producer {
         settled.into_iter().collect()
     }
 
+    /// Looks after a session at rest: only children that could not be told to stop keep it awake.
+    pub(super) async fn rest(self: &Rc<Self>) -> Result<()> {
+        let Some((epoch, agent_type)) =
+            self.read(|session| (session.record.epoch, session.record.agent_type.clone()))?
+        else {
+            return Ok(());
+        };
+        if let Some(agent) = self.agents.find(agent_type.as_str()) {
+            for child in self.untold_children()? {
+                if self.is_due(&child) {
+                    match self.tell(epoch, &agent, child).await {
+                        Ok(()) => {}
+                        // An entry came meanwhile: its execution has its own alarm.
+                        Err(Halt::Superseded) => return Ok(()),
+                        Err(Halt::Failed(error)) => return Err(error),
+                    }
+                }
+            }
+        }
+        match self.read(|session| session.record.status)? {
+            Some(SessionStatus::Running) => Ok(()),
+            _ => self.arm_at_rest().await,
+        }
+    }
+
+    /// Arms the alarm of a session at rest for the next child that has to be told, or disarms it.
+    pub(super) async fn arm_at_rest(&self) -> Result<()> {
+        let next = self
+            .untold_children()?
+            .iter()
+            .filter(|child| self.is_due(child))
+            .map(|child| {
+                let age = self.now().saturating_sub(child.created_at);
+                let wait = (age / 2).clamp(TELL_AGAIN_MS, TELL_AT_LEAST_MS);
+                self.now().saturating_add(wait)
+            })
+            .min();
+        self.runtime.set_alarm(next).await
+    }
+
+    fn untold_children(&self) -> Result<Vec<SubSessionRecord>> {
+        let open = self.open_calls()?;
+        let mut children = self.open_children()?;
+        children.retain(|child| {
+            child.status == SubStatus::Stopping
+                && !open.iter().any(|call| call.call.id == child.tool_call_id)
+        });
+        Ok(children)
+    }
+
+    /// Whether a session at rest still tries to tell the child.
+    fn is_due(&self, child: &SubSessionRecord) -> bool {
+        self.now().saturating_sub(child.deadline) < TELL_UNTIL_MS
+    }
+
     /// Fails one ref that cannot be read, with the call that it belonged to.
     fn spoil(&self, epoch: Epoch, agent: &Agent, id: &str, error: &Error) -> Result<(), Halt> {
         let fields = [("subSessionId", id), ("error", error.message.as_ref())];
@@ -398,6 +453,16 @@ impl Producer {
         self.log(Level::Warn, "sub_agent", &fields);
     }
 }
+
+/// The first wait before a child is told again, in milliseconds; it grows with the ref's age.
+const TELL_AGAIN_MS: u64 = 60_000;
+
+/// The longest wait before a child is told again, in milliseconds.
+const TELL_AT_LEAST_MS: u64 = 60 * 60_000;
+
+/// How long behind a call's deadline a session at rest goes on telling its child, in milliseconds.
+/// Later entries try again all the same.
+const TELL_UNTIL_MS: u64 = 24 * 60 * 60_000;
 
 /// Reads of children at once, where children themselves have no bound.
 const MOST_AT_ONCE: usize = 16;

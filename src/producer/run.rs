@@ -162,7 +162,8 @@ impl Producer {
                         self.discard(epoch, agent, &answer, error)
                     }
                     Some(_) => {
-                        let answer = answer.finish(agent.model.name());
+                        let mut answer = answer.finish(agent.model.name());
+                        answer.queued = queued(agent, &answer.calls);
                         self.apply_in(epoch, |session, now| session.answer(answer, now))?;
                         Ok(Attempt::Answered)
                     }
@@ -202,6 +203,7 @@ impl Producer {
             let answer = ModelAnswer {
                 text: answer.text,
                 calls: Vec::new(),
+                queued: Vec::new(),
                 cut: true,
                 model: agent.model.name().into(),
                 tokens: answer.usage.unwrap_or_default(),
@@ -439,6 +441,19 @@ fn verdict(session: &crate::session::Session, agent: &Agent) -> Verdict {
     }
 }
 
+/// The calls of children that go beyond the bound of those at work at once.
+fn queued(agent: &Agent, calls: &[ToolCall]) -> Vec<String> {
+    calls
+        .iter()
+        .filter(|call| {
+            let mut subs = agent.sub_agents.iter();
+            subs.any(|sub| sub.tool_name() == call.name)
+        })
+        .skip(agent.limits.max_children.max(1))
+        .map(|call| call.id.clone())
+        .collect()
+}
+
 /// The tools as the model sees them: the agent's own, its sub-agents, and `finish`.
 fn tool_specs(agent: &Agent) -> Vec<ToolSpec> {
     let mut specs: Vec<ToolSpec> = agent.tools.iter().map(|tool| tool.spec()).collect();
@@ -602,6 +617,7 @@ impl Draft {
         ModelAnswer {
             text: self.text,
             calls,
+            queued: Vec::new(),
             cut: false,
             model: model.into(),
             tokens: self.usage.unwrap_or_default(),

@@ -18,6 +18,11 @@ use crate::store::{SubSessionRecord, SubStatus, ToolCallRecord, ToolOutcome, Usa
 /// has `subSessionId`, `subAgentType` and `toolCallId`.
 pub const UNTOLD_EVENT: &str = "sub_agent_stop_undelivered";
 
+/// The `eventName` of the `custom` chunk that says that a call waits until another child of the
+/// session has ended. It stands once for each such call, in the commit of the model's answer. Its
+/// data has `toolCallId` and `position`, from 1.
+pub const QUEUED_EVENT: &str = "sub_agent_queued";
+
 /// A call of an ended run that gets no result of its own any more.
 #[derive(Clone, Debug)]
 pub struct Healed {
@@ -162,6 +167,14 @@ impl Draft {
                 "subAgentType": child.agent_type,
                 "toolCallId": child.tool_call_id,
             }),
+        })
+        .map(drop)
+    }
+
+    pub(super) fn say_queued(&mut self, tool_call_id: &str, position: u64) -> Result<()> {
+        self.say(ChunkBody::Custom {
+            event_name: QUEUED_EVENT.into(),
+            data: json!({"toolCallId": tool_call_id, "position": position}),
         })
         .map(drop)
     }

@@ -21,7 +21,7 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-pub use children::{Healed, Orphaned, UNTOLD_EVENT};
+pub use children::{Healed, Orphaned, QUEUED_EVENT, UNTOLD_EVENT};
 pub use entry::{Accepted, Begin, EntryIds, Reopen, StopOutcome};
 pub use failure::CallFailure;
 pub use retention::{Retention, SPANS_AT_ONCE, next_expiry, retention};

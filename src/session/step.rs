@@ -44,6 +44,8 @@ pub struct ModelAnswer {
     pub text: String,
     /// The calls.
     pub calls: Vec<ToolCall>,
+    /// The calls of children that must wait for others to end first, in call order.
+    pub queued: Vec<String>,
     /// Set when the run was interrupted in the middle of it; such an answer has no calls.
     pub cut: bool,
     /// The model's name.
@@ -223,6 +225,9 @@ impl Session {
             // Calls that were streamed and are not part of the answer, as of a cut one, go.
             draft.write(Write::ClearStep);
             draft.write(Write::Step(record));
+        }
+        for (position, id) in (1_u64..).zip(answer.queued) {
+            draft.say_queued(&id, position)?;
         }
         draft.writes.extend(calls.into_iter().map(Write::ToolCall));
         draft.write(Write::Usage(UsageRecord::Model {

@@ -63,6 +63,7 @@ fn answer(calls: &[&str]) -> ModelAnswer {
                 arguments: json!({}),
             })
             .collect(),
+        queued: Vec::new(),
         cut: false,
         model: "m".into(),
         tokens: Tokens::default(),

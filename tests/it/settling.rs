@@ -141,9 +141,7 @@ impl Setup {
             child,
             parent: scripted(|request| {
                 match (turn(request), last_word(request.messages.as_ref())) {
-                    (0, "go") => {
-                        calls(&[("c1", "subagent__ask", json!({"message": "please"}))])
-                    }
+                    (0, "go") => calls(&[("c1", "subagent__ask", json!({"message": "please"}))]),
                     _ => text("parent is done"),
                 }
             }),
@@ -986,6 +984,33 @@ fn a_stop_that_is_not_delivered_is_reported_and_every_later_reconcile_tries_agai
 }
 
 #[test]
+fn a_child_of_an_aborted_parent_is_told_again_although_no_entry_ever_comes() {
+    in_world(|| async {
+        let pair = Setup::new(working_for(100_000)).pair();
+        pair.begin().await;
+        wait(5_000).await;
+        pair.network.set(&["interrupt"], Fault::Lost);
+        let stop = json!({"sessionId": "p"});
+        pair.parent.post("/agents/parent/abort", stop).await;
+        assert_eq!(pair.settled().await["errorCode"], "run_aborted");
+        assert_eq!(pair.refs(), [("c1".into(), "stopping".into())]);
+        wait(600_000).await;
+        let tried = pair.network.asked("interrupt");
+        assert!((6..40).contains(&tried), "{tried} requests in ten minutes");
+        pair.evict();
+        pair.network.mend();
+        wait(600_000).await;
+        assert_eq!(pair.child_status().await["status"], "interrupted");
+        assert_eq!(pair.refs(), [("c1".into(), "failed".into())]);
+        // Then it rests.
+        let tried = pair.network.asked("interrupt");
+        wait(7_200_000).await;
+        assert_eq!(pair.network.asked("interrupt"), tried);
+        assert_settled(&pair.log().await);
+    });
+}
+
+#[test]
 fn no_new_child_starts_under_a_stopping_parent_and_queued_calls_are_paired_not_executed() {
     for evicted in [false, true] {
         in_world(move || async move {
@@ -1056,5 +1081,131 @@ fn a_refused_start_writes_nothing_and_the_run_is_looked_after_all_the_same() {
         let (status, _) = pair.parent.post("/agents/parent/start", body).await;
         assert_eq!((status, commits.get()), (409, 0));
         assert_eq!(pair.settled().await["status"], "completed");
+    });
+}
+
+// Fan-out.
+
+/// A parent that calls `n` children in one answer, and the most that were at work at once.
+async fn fanned_out(n: usize, max_children: usize, evictions: u64) -> (Vec<Value>, usize) {
+    let mut setup = Setup::new(working_for(60));
+    setup.max_children = max_children;
+    setup.parent = scripted(move |request| match turn(request) {
+        0 => {
+            let ids: Vec<String> = (1..=n).map(|i| format!("c{i:02}")).collect();
+            let all: Vec<_> = ids
+                .iter()
+                .map(|id| (id.as_str(), "subagent__ask", json!({"message": id})))
+                .collect();
+            calls(&all)
+        }
+        _ => text("parent is done"),
+    });
+    let pair = setup.pair();
+    pair.begin().await;
+    let mut most = 0;
+    for second in 0..2_000 {
+        wait(1_000).await;
+        if second % 20 == 10 && second / 20 < evictions {
+            pair.evict();
+        }
+        let mut at_work = 0;
+        for session in pair.far.objects.sessions() {
+            let path = format!("/agents/child/status?sessionId={session}");
+            at_work += usize::from(pair.far.get(&path).await.1["status"] == "running");
+        }
+        most = most.max(at_work);
+        let (_, status) = pair.parent.get("/agents/parent/status?sessionId=p").await;
+        if status["status"] != "running" {
+            assert_eq!(status["status"], "completed", "{status}");
+            break;
+        }
+    }
+    assert_eq!(pair.network.starts.borrow().len(), n);
+    let log = pair.log().await;
+    assert_settled(&log);
+    (log, most)
+}
+
+#[test]
+fn never_more_children_than_the_bound_are_at_work_and_the_others_wait_in_call_order_visibly() {
+    for evictions in [0, 5] {
+        in_world(move || async move {
+            let (log, most) = fanned_out(20, 4, evictions).await;
+            assert_eq!(most, 4);
+            let queued = own(&log, "custom");
+            assert_eq!(queued.len(), 16);
+            for (position, chunk) in queued.iter().enumerate() {
+                assert_eq!(chunk["eventName"], "sub_agent_queued");
+                let data = json!({"toolCallId": format!("c{:02}", position + 5),
+                    "position": position + 1});
+                assert_eq!(chunk["data"], data);
+            }
+            let started: Vec<String> = own(&log, "subagent_start")
+                .iter()
+                .map(|chunk| chunk["toolCallId"].as_str().unwrap().to_owned())
+                .collect();
+            let expected: Vec<String> = (1..=20).map(|i| format!("c{i:02}")).collect();
+            assert_eq!(started, expected);
+            // What waits is told before anything begins.
+            let place = |kind: &str| log.iter().position(|chunk| chunk["type"] == kind);
+            assert!(place("custom") < place("subagent_start"));
+        });
+    }
+}
+
+#[test]
+fn the_bound_is_configurable_up_to_none() {
+    in_world(|| async {
+        let unbounded = remote_agents::agent::Limits::UNBOUNDED_CHILDREN;
+        let (log, most) = fanned_out(20, unbounded, 0).await;
+        assert_eq!((most, own(&log, "custom").len()), (20, 0));
+        let (log, most) = fanned_out(3, 1, 0).await;
+        assert_eq!((most, own(&log, "custom").len()), (1, 2));
+        // The default of the contract.
+        assert_eq!(remote_agents::agent::Limits::default().max_children, 4);
+    });
+}
+
+// Folding and usage.
+
+#[test]
+fn what_an_ended_run_had_staged_is_staged_anew_when_its_step_is_taken_up_again() {
+    in_world(|| async {
+        let mut setup = Setup::new(working_for(120));
+        setup.parent = scripted(|request| match turn(request) {
+            0 => calls(&[
+                ("n1", "note", json!({"kept": "yes"})),
+                ("c1", "subagent__ask", json!({"message": "please"})),
+            ]),
+            _ => text("parent is done"),
+        });
+        let pair = setup.pair();
+        pair.begin().await;
+        wait(5_000).await;
+        pair.fail_the_run().await;
+        let (_, snapshot) = pair.parent.get("/agents/parent/snapshot?sessionId=p").await;
+        assert_eq!(snapshot["state"], json!({}), "staged state is never served");
+        wait(200_000).await;
+        assert_eq!(pair.resume(json!({"message": "and?"})).await.0, 200);
+        // A reader that attaches at the new run's checkpoint meets every patch of the step.
+        let (_, snapshot) = pair.parent.get("/agents/parent/snapshot?sessionId=p").await;
+        assert_eq!(snapshot["state"], json!({}));
+        let from = &snapshot["streamSequence"];
+        let path = format!("/agents/parent/sse?sessionId=p&fromSequence={from}");
+        let seen = chunks(&pair.parent.sse(&path).await.0);
+        let patches = own(&seen, "state_patch");
+        assert_eq!(patches[0]["patchBase"], snapshot["patchOrdinal"]);
+        assert_eq!(patches[0]["patches"][0]["path"], "/kept");
+        assert_eq!(patches[1]["patchBase"], patches[0]["patchOrdinal"]);
+        let settled = pair.settled().await;
+        assert_eq!(settled["status"], "completed");
+        let (_, snapshot) = pair.parent.get("/agents/parent/snapshot?sessionId=p").await;
+        let expected = json!({"kept": "yes", "research": {"success": true}});
+        assert_eq!(snapshot["state"], expected);
+        assert_eq!(
+            pair.conversation()[1..5],
+            ["assistant 2", "tool n1 ok", "tool c1 ok", "user and?"]
+        );
     });
 }
