@@ -9,6 +9,7 @@ use futures::StreamExt as _;
 use futures::future::{Either, LocalBoxFuture, join, join_all, select};
 use futures::stream;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 use super::{Halt, Producer};
 use crate::agent::{
@@ -269,8 +270,30 @@ impl CallSide {
                 }
             };
             let child = spec.request.session_id.clone();
-            let outcome = run_call(self.clone(), sub.clone(), spec).await?;
+            let traced = self.traced(&sub, &child)?;
+            let outcome = run_call(self.clone(), traced, spec).await?;
             self.settle_child(&agent, &sub, child, outcome)
+        })
+    }
+
+    /// The sub-agent as this call reaches it: as a span of the session's trace, if it has one. The
+    /// span is derived, so that a repeated execution is part of the same.
+    fn traced(&self, sub: &Rc<SubAgent>, child: &SessionId) -> Result<Rc<SubAgent>> {
+        let trace = self
+            .producer
+            .read(|session| session.record.origin.trace.clone())?
+            .flatten();
+        let transport = trace.and_then(|trace| {
+            let digest = Sha256::digest(child.as_str());
+            let span = digest.first_chunk::<8>().copied().unwrap_or_default();
+            sub.transport.traced(&trace.with_span(span))
+        });
+        Ok(match transport {
+            Some(transport) => Rc::new(SubAgent {
+                transport,
+                ..(**sub).clone()
+            }),
+            None => sub.clone(),
         })
     }
 

@@ -295,6 +295,9 @@ impl Producer {
                 object.insert("runId".into(), session.record.run_id.as_str().into());
                 object.insert("epoch".into(), session.record.epoch.into());
                 object.insert("step".into(), session.record.step_count.into());
+                if let Some(trace) = &session.record.origin.trace {
+                    object.insert("traceId".into(), trace.trace_id().into());
+                }
             }
             for (name, value) in fields {
                 object.insert((*name).into(), (*value).into());

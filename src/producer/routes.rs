@@ -21,6 +21,7 @@ use crate::protocol::request::{
     SessionQuery, SseQuery, idempotency_key, parameter, parse_resume, parse_start, parse_stop,
 };
 use crate::protocol::route::Action;
+use crate::protocol::trace::TraceContext;
 use crate::session::{Accepted, Begin, EntryIds, Healed, Reopen, Session};
 use crate::store::{IdempotencyRecord, RunRecord, SessionOrigin, StopKind};
 
@@ -213,6 +214,7 @@ impl Producer {
                         user_id: request.user_id.clone(),
                         tags: request.tags.clone(),
                         metadata: request.metadata.clone(),
+                        trace: TraceContext::from_headers(headers),
                     },
                     idempotency: idempotency.clone(),
                     ids: ids.clone(),

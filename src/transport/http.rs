@@ -29,6 +29,7 @@ use crate::protocol::message::{
 };
 use crate::protocol::route::{Action, agent_path};
 use crate::protocol::sse;
+use crate::protocol::trace::TraceContext;
 use crate::protocol::{VERSION, header};
 
 /// The largest JSON answer, in bytes: a snapshot holds a whole state.
@@ -336,6 +337,11 @@ impl Transport for HttpTransport {
         Box::pin(self.call(wire, move |answer: &UsageResponse| {
             same(&session, &answer.session_id)
         }))
+    }
+
+    fn traced(&self, trace: &TraceContext) -> Option<Rc<dyn Transport>> {
+        let (traceparent, tracestate) = trace.headers()?;
+        Some(Rc::new(self.clone().with_trace(traceparent, tracestate)))
     }
 
     fn stream(

@@ -11,6 +11,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use futures::future::LocalBoxFuture;
@@ -25,6 +26,7 @@ use crate::protocol::message::{
     ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse,
     StopRequest, StopResponse, UsageResponse,
 };
+use crate::protocol::trace::TraceContext;
 
 /// One HTTP exchange: a service binding, an object stub, global fetch, a native client.
 pub trait Fetch {
@@ -105,6 +107,12 @@ pub trait Transport {
     fn snapshot(&self, session: &SessionId) -> Call<'_, SnapshotResponse>;
     /// Reads the usage.
     fn usage(&self, session: &SessionId) -> Call<'_, UsageResponse>;
+    /// The same transport, its requests part of this trace; `None` from one that sends no headers.
+    /// Default: `None`.
+    fn traced(&self, trace: &TraceContext) -> Option<Rc<dyn Transport>> {
+        let _ = trace;
+        None
+    }
     /// Attaches to the stream above `from`. `stream` guards against another life of the id.
     fn stream(
         &self,

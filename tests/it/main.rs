@@ -13,6 +13,7 @@
 mod children;
 mod eviction;
 mod follower;
+mod hops;
 mod house;
 mod routes;
 mod session;

@@ -176,6 +176,10 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
         user_id: Some("u".into()),
         tags: Some(vec!["t".into()]),
         metadata: json!({"m": [1]}).as_object().cloned(),
+        trace: Some(crate::protocol::trace::TraceContext {
+            traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into(),
+            tracestate: None,
+        }),
     });
     let first = Commit {
         fence: None,
