@@ -141,7 +141,7 @@ pub async fn run_call(
                 through,
                 chunks,
             }) => {
-                forward(&*host, &mut forwarder, &stream, through, chunks, known)?;
+                forward(&*host, &mut forwarder, &stream, through, chunks)?;
             }
             Some(effect) => {
                 if let Some(event) = cuts.race(&mut dispatch, line.carry_out(effect)).await {
@@ -171,17 +171,9 @@ fn forward(
     stream: &StreamId,
     through: Sequence,
     chunks: Vec<(Sequence, RawChunk)>,
-    known: bool,
 ) -> Result<()> {
     let child = forwarder.child().clone();
-    // Only a call that was taken up again can have missed an announcement.
-    let earlier = |session: &str| {
-        if known {
-            host.announced(&child, session)
-        } else {
-            Ok(false)
-        }
-    };
+    let earlier = |session: &str| host.announced(&child, session);
     let mut stamped = Vec::with_capacity(chunks.len());
     for (sequence, chunk) in chunks {
         let forwarded = forwarder.stamp(stream, sequence, chunk, &earlier)?;
