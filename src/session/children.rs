@@ -5,6 +5,9 @@
 //! came with it stands behind the step's results. A child without a call is an orphan. Implements
 //! the consumer's rules on lost children, entries with a new message and orphans (section 7).
 
+#[cfg(test)]
+mod tests;
+
 use serde_json::json;
 
 use super::{CallFailure, ChildSettled, Draft, Session, Step, Transition};

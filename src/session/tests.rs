@@ -18,14 +18,14 @@ use crate::store::{
     Failure, MessageRecord, RunRecord, SessionOrigin, StopKind, ToolCall, ToolOutcome,
 };
 
-fn ids(n: u8) -> EntryIds {
+pub(super) fn ids(n: u8) -> EntryIds {
     EntryIds {
         run_id: RunId::from_entropy([n; 16]),
         entropy: [n; 16],
     }
 }
 
-fn begin(state: Value) -> Transition {
+pub(super) fn begin(state: Value) -> Transition {
     Session::begin(
         Begin {
             session_id: SessionId::parse("s1").unwrap(),
@@ -42,7 +42,7 @@ fn begin(state: Value) -> Transition {
     .unwrap()
 }
 
-fn run() -> RunRecord {
+pub(super) fn run() -> RunRecord {
     RunRecord {
         run_id: RunId::from_entropy([1; 16]),
         start_sequence: 0,
@@ -52,7 +52,7 @@ fn run() -> RunRecord {
     }
 }
 
-fn answer(calls: &[&str]) -> ModelAnswer {
+pub(super) fn answer(calls: &[&str]) -> ModelAnswer {
     ModelAnswer {
         text: "so".into(),
         calls: calls
@@ -70,7 +70,7 @@ fn answer(calls: &[&str]) -> ModelAnswer {
     }
 }
 
-fn ok(result: Value) -> ToolOutcome {
+pub(super) fn ok(result: Value) -> ToolOutcome {
     ToolOutcome {
         success: true,
         result,
@@ -78,7 +78,7 @@ fn ok(result: Value) -> ToolOutcome {
     }
 }
 
-fn failure() -> Failure {
+pub(super) fn failure() -> Failure {
     Failure {
         code: "provider_error".into(),
         error: "no".into(),
@@ -87,7 +87,7 @@ fn failure() -> Failure {
 }
 
 /// The chunks of a commit, decoded.
-fn chunks(transition: &Transition) -> Vec<Value> {
+pub(super) fn chunks(transition: &Transition) -> Vec<Value> {
     transition
         .commit
         .writes
@@ -101,7 +101,7 @@ fn chunks(transition: &Transition) -> Vec<Value> {
         .collect()
 }
 
-fn kinds(transition: &Transition) -> Vec<String> {
+pub(super) fn kinds(transition: &Transition) -> Vec<String> {
     chunks(transition)
         .iter()
         .map(|chunk| chunk["type"].as_str().unwrap().to_owned())
@@ -402,6 +402,11 @@ fn every_action_meets_every_status() {
             resume(ResumeMode::WithMessage, Some("m")),
             message,
             "{name} × with_message"
+        );
+        assert_eq!(
+            resume(ResumeMode::NewTurn, Some("m")),
+            message,
+            "{name} × new_turn"
         );
         let stop = |outcome: Result<StopOutcome>| match outcome {
             Ok(outcome) if outcome.accepted == Accepted::Yes => "yes",
