@@ -5,7 +5,7 @@
     clippy::panic
 )]
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
 use crate::protocol::ids::{AgentType, SessionId};
@@ -193,7 +193,7 @@ fn a_step_that_is_taken_up_again_adds_up_from_the_new_run_s_checkpoint() {
         state = patch::apply(&state, &patches).unwrap();
     }
     assert_eq!(state, json!({"x": 0, "a": 1}));
-    assert_eq!(Value::from(state), *promoted.next.checkpoint.state);
+    assert_eq!(state, *promoted.next.checkpoint.state);
 }
 
 #[test]
