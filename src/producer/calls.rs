@@ -160,7 +160,9 @@ impl CallSide {
     ) -> LocalBoxFuture<'static, Result<(), Halt>> {
         Box::pin(async move {
             self.started()?;
-            if let Some(child) = self.forsaken()? {
+            if let Route::Unknown = route
+                && let Some(child) = self.forsaken()?
+            {
                 let sentence = "The agent no longer has the sub-agent that this call went to.";
                 let failure = CallFailure::new(Code::NotSupported, sentence);
                 let settled = ChildSettled {

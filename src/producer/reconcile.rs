@@ -48,6 +48,11 @@ impl Producer {
     /// Every ref. One that cannot be read does not keep the others from being read.
     pub(super) fn refs(&self) -> Result<Refs> {
         let mut refs = Refs::default();
+        match self.store.sub_sessions() {
+            Ok(readable) => return Ok(Refs { readable, ..refs }),
+            Err(error) if error.code == Code::InvalidStoredState => {}
+            Err(error) => return Err(error),
+        }
         for id in self.store.sub_session_ids()? {
             match self.store.sub_session(&id) {
                 Ok(Some(record)) => refs.readable.push(record),

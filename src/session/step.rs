@@ -488,8 +488,14 @@ impl Session {
         now: Timestamp,
     ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
-        if self.step.is_some() && self.open_step().is_none() {
-            draft.discard("failed", None)?;
+        match (&self.step, self.open_step()) {
+            (Some(_), None) => draft.discard("failed", None)?,
+            // Nobody must hold on to what was staged: the session's state is its checkpoint's. An
+            // entry that takes the step up again stages it anew.
+            (_, Some(step)) if step.calls.iter().any(|call| !call.staged.is_empty()) => {
+                draft.say_discarded("failed")?;
+            }
+            _ => {}
         }
         draft.settle(settlement, run, Some(usage))?;
         Ok(draft.done())

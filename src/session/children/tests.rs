@@ -169,7 +169,13 @@ fn a_step_that_is_taken_up_again_adds_up_from_the_new_run_s_checkpoint() {
         .tool_finished("a", ok(json!(1)), None, 4)
         .unwrap()
         .next;
-    let session = fail(&session);
+    // What was staged is void for those who have applied it.
+    let settlement = Settlement::Failed { failure: failure() };
+    let settled = session
+        .settle(settlement, run(), UsageRollup::default(), 5)
+        .unwrap();
+    assert_eq!(kinds(&settled), ["step_discarded"]);
+    let session = settled.next;
     let opened = session
         .resume(reopen(ResumeMode::Continue, None, Vec::new()), 6)
         .unwrap();
