@@ -4,6 +4,7 @@
 
 mod entries;
 mod fan_out;
+mod kills;
 mod lost;
 mod orphans;
 mod stopping;
