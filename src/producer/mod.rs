@@ -93,7 +93,12 @@ impl Producer {
     /// alarm again as long as the session is running. Never fails: a failure is logged, and the
     /// alarm is armed all the same.
     pub async fn alarm(self: &Rc<Self>) {
-        if let Err(error) = self.kick().await {
+        let at_rest = self.read(|session| session.record.status != SessionStatus::Running);
+        let looked_after = match at_rest {
+            Ok(Some(true)) => self.rest().await,
+            _ => self.kick().await,
+        };
+        if let Err(error) = looked_after {
             self.log(
                 Level::Error,
                 "watchdog",
@@ -123,7 +128,7 @@ impl Producer {
             return Ok(());
         };
         if status != SessionStatus::Running {
-            return self.rest().await;
+            return self.arm_at_rest().await;
         }
         if !self.is_executing() {
             self.apply(Session::wake)?;

@@ -131,7 +131,7 @@ async fn check(pair: &Pair, act: Act, what: &str) {
     wait(120_000).await;
     let log = pair.log().await;
     assert_settled(&log);
-    let starts = pair.network.starts.borrow();
+    let starts = pair.network.starts.borrow().clone();
     let distinct: std::collections::BTreeSet<_> = starts.iter().collect();
     assert_eq!(pair.far.objects.sessions().len(), distinct.len(), "{what}");
     for session in pair.far.objects.sessions() {
