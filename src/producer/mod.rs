@@ -128,7 +128,7 @@ impl Producer {
             return Ok(());
         };
         if status != SessionStatus::Running {
-            return self.arm_at_rest().await;
+            return self.arm_at_rest(&[]).await;
         }
         if !self.is_executing() {
             self.apply(Session::wake)?;
@@ -167,7 +167,7 @@ impl Producer {
                         this.read(|session| session.record.status != SessionStatus::Running);
                     if matches!(at_rest, Ok(Some(true)))
                         && !this.is_executing()
-                        && let Err(error) = this.arm_at_rest().await
+                        && let Err(error) = this.arm_at_rest(&[]).await
                     {
                         this.log(
                             Level::Warn,

@@ -208,43 +208,76 @@ impl Producer {
         settled.into_iter().collect()
     }
 
-    /// Looks after a session at rest: only children that could not be told to stop keep it awake.
+    /// Looks after a session at rest: children that could not be told to stop are told again, and
+    /// children of a failed run that are past their call's time are stopped.
     pub(super) async fn rest(self: &Rc<Self>) -> Result<()> {
         let Some((epoch, agent_type)) =
             self.read(|session| (session.record.epoch, session.record.agent_type.clone()))?
         else {
             return Ok(());
         };
+        let mut looked_at = Vec::new();
         if let Some(agent) = self.agents.find(agent_type.as_str()) {
             for child in self.untold_children()? {
-                if self.is_due(&child) {
-                    match self.tell(epoch, &agent, child).await {
-                        Ok(()) => {}
-                        // An entry came meanwhile: its execution has its own alarm.
-                        Err(Halt::Superseded) => return Ok(()),
-                        Err(Halt::Failed(error)) => return Err(error),
-                    }
+                match self.tell(epoch, &agent, child).await {
+                    Ok(()) => {}
+                    // An entry came meanwhile: its execution has its own alarm.
+                    Err(Halt::Superseded) => return Ok(()),
+                    Err(Halt::Failed(error)) => return Err(error),
+                }
+            }
+            for child in self.called_children()? {
+                if child.deadline <= self.now() && self.is_stopped_late(&agent, &child).await {
+                    looked_at.push(child.sub_session_id);
                 }
             }
         }
         match self.read(|session| session.record.status)? {
             Some(SessionStatus::Running) => Ok(()),
-            _ => self.arm_at_rest().await,
+            _ => self.arm_at_rest(&looked_at).await,
         }
     }
 
-    /// Arms the alarm of a session at rest for the next child that has to be told, or disarms it.
-    pub(super) async fn arm_at_rest(&self) -> Result<()> {
-        let next = self
-            .untold_children()?
+    /// Whether a child of an ended run needs no stop any more. Its call is not settled here: an
+    /// entry does that, by what the child's status says then.
+    async fn is_stopped_late(&self, agent: &Agent, child: &SubSessionRecord) -> bool {
+        let Some(sub) = sub_of(agent, child) else {
+            return true;
+        };
+        let status = self
+            .bounded(sub, sub.transport.status(&child.sub_session_id))
+            .await;
+        match status {
+            Ok(status) if status.status == SessionStatus::Running => {
+                self.interrupt_child(sub, child).await
+            }
+            Ok(_) => true,
+            Err(error) => lost_cause(&error).is_some(),
+        }
+    }
+
+    /// Arms the alarm of a session at rest for the next child that has to be looked at, or disarms
+    /// it. Of the calls that are open, those of the children in `done` need no more.
+    pub(super) async fn arm_at_rest(&self, done: &[SessionId]) -> Result<()> {
+        let now = self.now();
+        let again = |child: &SubSessionRecord| {
+            let wait = now.saturating_sub(child.created_at) / 2;
+            now.saturating_add(wait.clamp(TELL_AGAIN_MS, TELL_AT_LEAST_MS))
+        };
+        let untold = self.untold_children()?;
+        let untold = untold.iter().map(again);
+        let called = self.called_children()?;
+        let called = called
             .iter()
-            .filter(|child| self.is_due(child))
+            .filter(|child| self.is_due(child) && !done.contains(&child.sub_session_id))
             .map(|child| {
-                let age = self.now().saturating_sub(child.created_at);
-                let wait = (age / 2).clamp(TELL_AGAIN_MS, TELL_AT_LEAST_MS);
-                self.now().saturating_add(wait)
-            })
-            .min();
+                if child.deadline > now {
+                    child.deadline
+                } else {
+                    again(child)
+                }
+            });
+        let next = untold.chain(called).min();
         self.runtime.set_alarm(next).await
     }
 
@@ -253,12 +286,13 @@ impl Producer {
         let mut children = self.open_children()?;
         children.retain(|child| {
             child.status == SubStatus::Stopping
+                && self.is_due(child)
                 && !open.iter().any(|call| call.call.id == child.tool_call_id)
         });
         Ok(children)
     }
 
-    /// Whether a session at rest still tries to tell the child.
+    /// Whether a session at rest still looks after the child.
     fn is_due(&self, child: &SubSessionRecord) -> bool {
         self.now().saturating_sub(child.deadline) < TELL_UNTIL_MS
     }

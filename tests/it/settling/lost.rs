@@ -128,7 +128,7 @@ fn a_child_whose_start_never_answered_is_reconciled_too() {
 #[test]
 fn a_child_that_finished_while_the_parent_was_away_counts_also_past_its_deadline() {
     in_world(|| async {
-        let mut setup = Setup::new(working_for(120));
+        let mut setup = Setup::new(working_for(100));
         setup.minutes = 2;
         let pair = setup.pair();
         pair.begin().await;

@@ -77,6 +77,35 @@ fn a_transient_failure_leaves_the_orphan_to_the_next_reconcile() {
 }
 
 #[test]
+fn a_child_of_a_failed_run_is_stopped_at_its_call_s_deadline_although_no_entry_comes() {
+    in_world(|| async {
+        let pair = Setup::new(working_for(100_000)).pair();
+        pair.begin().await;
+        wait(5_000).await;
+        pair.fail_the_run().await;
+        let log = pair.log().await;
+        pair.network.set(&["interrupt"], Fault::Lost);
+        wait(16 * 60_000).await;
+        assert_eq!(pair.child_status().await["status"], "running");
+        pair.evict();
+        pair.network.mend();
+        wait(20 * 60_000).await;
+        assert_eq!(pair.child_status().await["status"], "interrupted");
+        // Then it rests; nothing was written behind the run's end.
+        let asked = pair.network.asked("status");
+        wait(48 * 60 * 60_000).await;
+        assert_eq!(pair.network.asked("status"), asked);
+        assert_eq!(pair.log().await, log);
+        // The next entry settles the call.
+        assert_eq!(pair.resume(json!({"message": "and?"})).await.0, 200);
+        assert_eq!(pair.settled().await["status"], "completed");
+        let log = pair.log().await;
+        assert_settled(&log);
+        assert_eq!(detail(own(&log, "tool_end")[0])["code"], "run_interrupted");
+    });
+}
+
+#[test]
 fn a_malformed_ref_fails_its_call_typed_while_the_others_reconcile() {
     in_world(|| async {
         let mut setup = Setup::new(working_for(60));
