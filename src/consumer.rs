@@ -193,7 +193,9 @@ fn forward(
 struct Cuts {
     stop: Option<LocalBoxFuture<'static, ()>>,
     deadline: Option<LocalBoxFuture<'static, ()>>,
+    /// The minute after the deadline; then, once more, as long as a read may take.
     grace: Option<LocalBoxFuture<'static, ()>>,
+    grace_told: bool,
     drained: Option<LocalBoxFuture<'static, ()>>,
     runtime: Rc<dyn Runtime>,
     patience: Duration,
@@ -209,6 +211,7 @@ impl Cuts {
             stop: Some(host.stop().wait().boxed_local()),
             deadline: Some(runtime.sleep(left)),
             grace: Some(runtime.sleep(grace)),
+            grace_told: false,
             drained: None,
             runtime,
             patience,
@@ -226,29 +229,43 @@ impl Cuts {
             self.drained = Some(self.runtime.sleep(self.patience));
         }
         loop {
-            let stop = pin!(waiting(&mut self.stop));
-            let deadline = pin!(waiting(&mut self.deadline));
-            let grace = pin!(waiting(&mut self.grace));
-            let drained = pin!(waiting(&mut self.drained));
-            let cut = select(stop, select(deadline, select(grace, drained)));
-            let abandon = match select(work.as_mut(), cut).await {
-                Either::Left((event, _)) => return Some(event),
-                Either::Right((Either::Left(_), _)) => dispatch.handle_stop(),
-                Either::Right((Either::Right((Either::Left(_), _)), _)) => {
-                    dispatch.handle_deadline()
+            let cut = {
+                let stop = pin!(waiting(&mut self.stop).map(|()| Cut::Stop));
+                let deadline = pin!(waiting(&mut self.deadline).map(|()| Cut::Deadline));
+                let grace = pin!(waiting(&mut self.grace).map(|()| Cut::Grace));
+                let drained = pin!(waiting(&mut self.drained).map(|()| Cut::Drained));
+                let sooner = select(stop, deadline).map(|cut| cut.factor_first().0);
+                let later = select(grace, drained).map(|cut| cut.factor_first().0);
+                let first = select(sooner, later).map(|cut| cut.factor_first().0);
+                match select(work.as_mut(), first).await {
+                    Either::Left((event, _)) => return Some(event),
+                    Either::Right((cut, _)) => cut,
                 }
-                Either::Right((Either::Right((Either::Right((Either::Left(_), _)), _)), _)) => {
+            };
+            let abandon = match cut {
+                Cut::Stop => dispatch.handle_stop(),
+                Cut::Deadline => dispatch.handle_deadline(),
+                Cut::Grace => {
+                    if !std::mem::replace(&mut self.grace_told, true) {
+                        self.grace = Some(self.runtime.sleep(self.patience));
+                    }
                     dispatch.handle_grace_over()
                 }
-                Either::Right((Either::Right((Either::Right((Either::Right(_), _)), _)), _)) => {
-                    dispatch.handle_drained(self.runtime.now())
-                }
+                Cut::Drained => dispatch.handle_drained(self.runtime.now()),
             };
             if abandon == Abandon::Yes {
                 return None;
             }
         }
     }
+}
+
+/// What comes between a call and what it waits for.
+enum Cut {
+    Stop,
+    Deadline,
+    Grace,
+    Drained,
 }
 
 /// Completes once when the cut comes, and never again.

@@ -257,11 +257,12 @@ impl Dispatch {
 
     /// The minute after the deadline is over as well: a start that was to be stopped has not been
     /// answered, or the status stayed unreadable. Neither is waited for any longer, but what is on
-    /// its way may still arrive: a parent that was away for long asks at least once.
+    /// its way may still arrive: a parent that was away for long asks at least once. The driver says
+    /// it a second time when it has waited for that as long as for a read.
     pub fn handle_grace_over(&mut self) -> Abandon {
-        self.grace_over = true;
+        let first = !std::mem::replace(&mut self.grace_over, true);
         match self.phase {
-            Phase::Starting if self.stopping && self.restarted => Abandon::No,
+            Phase::Starting if self.stopping && self.restarted && first => Abandon::No,
             _ if self.stopping => self.cut(interrupted()),
             Phase::Pausing(Then::Status) if self.overdue => {
                 self.cut(CallFailure::lost("status_unreachable"))

@@ -145,6 +145,31 @@ async fn a_stop_that_no_start_answers_is_given_up_after_the_call_s_time_plus_one
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_parent_that_was_away_for_long_waits_for_one_answer_and_no_longer_than_for_a_read() {
+    for answered in [true, false] {
+        let world = World::new([]);
+        let answer = answered.then(|| Ok(started()));
+        *world.child.starts.borrow_mut() = [answer].into();
+        world.child.start_delay.set(3_000);
+        world.child.interrupts.borrow_mut().push_back(stop_answer());
+        *world.parent.child.borrow_mut() = Some(SubSessionRecord {
+            status: SubStatus::Stopping,
+            deadline: EPOCH - 5 * MINUTE,
+            ..stored_ref()
+        });
+        let outcome = world.outcome().await;
+        assert_eq!(World::code(&outcome), "run_interrupted");
+        let expected = if answered { 3_000 } else { 10_000 };
+        assert_eq!(world.parent.runtime.elapsed(), expected);
+        assert!(
+            world
+                .log()
+                .contains(&"interrupt run_interrupted".to_owned())
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_unreadable_status_is_lost_a_minute_after_the_deadline() {
     let world = World::new([vec![reset()], vec![reset()], vec![reset()], vec![reset()]]);
     let faults = (0..200).map(|_| Some(Err(TransportError::Unreachable("down".into()))));
