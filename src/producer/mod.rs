@@ -9,6 +9,7 @@
 mod bench;
 mod calls;
 mod publish;
+mod reconcile;
 mod retention;
 mod routes;
 mod run;
@@ -92,7 +93,12 @@ impl Producer {
     /// alarm again as long as the session is running. Never fails: a failure is logged, and the
     /// alarm is armed all the same.
     pub async fn alarm(self: &Rc<Self>) {
-        if let Err(error) = self.kick().await {
+        let at_rest = self.read(|session| session.record.status != SessionStatus::Running);
+        let looked_after = match at_rest {
+            Ok(Some(true)) => self.rest().await,
+            _ => self.kick().await,
+        };
+        if let Err(error) = looked_after {
             self.log(
                 Level::Error,
                 "watchdog",
@@ -122,7 +128,7 @@ impl Producer {
             return Ok(());
         };
         if status != SessionStatus::Running {
-            return self.runtime.set_alarm(None).await;
+            return self.arm_at_rest(&[]).await;
         }
         if !self.is_executing() {
             self.apply(Session::wake)?;
@@ -161,7 +167,7 @@ impl Producer {
                         this.read(|session| session.record.status != SessionStatus::Running);
                     if matches!(at_rest, Ok(Some(true)))
                         && !this.is_executing()
-                        && let Err(error) = this.runtime.set_alarm(None).await
+                        && let Err(error) = this.arm_at_rest(&[]).await
                     {
                         this.log(
                             Level::Warn,
@@ -294,6 +300,9 @@ impl Producer {
                 object.insert("runId".into(), session.record.run_id.as_str().into());
                 object.insert("epoch".into(), session.record.epoch.into());
                 object.insert("step".into(), session.record.step_count.into());
+                if let Some(trace) = &session.record.origin.trace {
+                    object.insert("traceId".into(), trace.trace_id().into());
+                }
             }
             for (name, value) in fields {
                 object.insert((*name).into(), (*value).into());

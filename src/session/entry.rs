@@ -6,14 +6,14 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use super::{Draft, Session, Settlement, Transition, checkpoint_id};
+use super::{Draft, Healed, Session, Settlement, Transition, checkpoint_id};
 use crate::error::{Code, Error, Result};
 use crate::protocol::chunk::ChunkBody;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ParentRef, ResumeMode, SessionStatus};
 use crate::store::{
     CheckpointRecord, IdempotencyRecord, MessageRecord, RunRecord, SessionOrigin, SessionRecord,
-    Stop, StopKind, Write,
+    Stop, StopKind, SubSessionRecord, SubStatus, Write,
 };
 
 /// Fresh randomness for an entry.
@@ -55,6 +55,9 @@ pub struct Reopen {
     pub message: Option<String>,
     /// The idempotency key with which it came.
     pub idempotency: Option<IdempotencyRecord>,
+    /// Calls of a step that an ended run left open and that get no result of their own any more.
+    /// Those that stay open are taken up again before the message.
+    pub healed: Vec<Healed>,
     /// Fresh ids.
     pub ids: EntryIds,
 }
@@ -158,6 +161,9 @@ impl Session {
 
     /// Resumes the session in a new run.
     ///
+    /// A message never stands between a call and its result: where the ended run left a step open,
+    /// the message is kept with the step and stands behind its results.
+    ///
     /// # Errors
     /// The refusals of the action × status table.
     pub fn resume(&self, reopen: Reopen, now: Timestamp) -> Result<Transition> {
@@ -169,6 +175,7 @@ impl Session {
             _ => {}
         }
         let mut draft = Draft::new(self, now);
+        let kept = self.open_step().is_some();
         let record = &mut draft.session.record;
         record.epoch = record.epoch.saturating_add(1);
         record.status = SessionStatus::Running;
@@ -180,11 +187,20 @@ impl Session {
         let checkpoint = checkpoint_id(record, record.step_count, now, reopen.ids.entropy);
         draft.session.checkpoint.checkpoint_id = checkpoint;
         draft.session.checkpoint.created_at = now;
-        draft.open_run(&reopen.ids.run_id, reopen.message, reopen.idempotency, true)?;
+        let (first, later) = if kept {
+            (None, reopen.message)
+        } else {
+            (reopen.message, None)
+        };
+        draft.open_run(&reopen.ids.run_id, first, reopen.idempotency, true)?;
+        if kept {
+            draft.reenter(reopen.healed, later)?;
+        }
         Ok(draft.done())
     }
 
-    /// Asks a run to stop so that it can be resumed. `run` is the latest run's stored row.
+    /// Asks a run to stop so that it can be resumed. `run` is the latest run's stored row,
+    /// `children` are the refs of the calls that are open: they are marked in the same commit.
     ///
     /// # Errors
     /// ALREADY_COMPLETED on a session that has ended.
@@ -192,6 +208,7 @@ impl Session {
         &self,
         reason: Option<String>,
         run: RunRecord,
+        children: Vec<SubSessionRecord>,
         now: Timestamp,
     ) -> Result<StopOutcome> {
         match self.record.status {
@@ -212,12 +229,13 @@ impl Session {
             SessionStatus::Running => Ok(StopOutcome::changed(self.ask_stop(
                 StopKind::Interrupt,
                 reason,
+                children,
                 now,
             ))),
         }
     }
 
-    /// Ends the session for good. `run` is the latest run's stored row.
+    /// Ends the session for good. `run` and `children` as for [`Self::interrupt`].
     ///
     /// # Errors
     /// `INTERNAL` if a chunk cannot be written as JSON.
@@ -225,6 +243,7 @@ impl Session {
         &self,
         reason: Option<String>,
         run: RunRecord,
+        children: Vec<SubSessionRecord>,
         now: Timestamp,
     ) -> Result<StopOutcome> {
         match self.record.status {
@@ -251,14 +270,29 @@ impl Session {
             SessionStatus::Running => Ok(StopOutcome::changed(self.ask_stop(
                 StopKind::Abort,
                 reason,
+                children,
                 now,
             ))),
         }
     }
 
-    fn ask_stop(&self, kind: StopKind, reason: Option<String>, now: Timestamp) -> Transition {
+    fn ask_stop(
+        &self,
+        kind: StopKind,
+        reason: Option<String>,
+        children: Vec<SubSessionRecord>,
+        now: Timestamp,
+    ) -> Transition {
         let mut draft = Draft::new(self, now);
         draft.session.record.stop = Some(Stop { kind, reason });
+        for child in children {
+            if child.status == SubStatus::Running {
+                draft.write(Write::SubSession(SubSessionRecord {
+                    status: SubStatus::Stopping,
+                    ..child
+                }));
+            }
+        }
         draft.done()
     }
 

@@ -379,5 +379,6 @@ fn answer(text: &str) -> Answer {
     Answer {
         text: text.into(),
         cut: false,
+        then: Vec::new(),
     }
 }

@@ -29,6 +29,7 @@ use crate::protocol::message::{
 };
 use crate::protocol::route::{Action, agent_path};
 use crate::protocol::sse;
+use crate::protocol::trace::TraceContext;
 use crate::protocol::{VERSION, header};
 
 /// The largest JSON answer, in bytes: a snapshot holds a whole state.
@@ -346,6 +347,11 @@ impl Transport for HttpTransport {
         }))
     }
 
+    fn traced(&self, trace: &TraceContext) -> Option<Rc<dyn Transport>> {
+        let (traceparent, tracestate) = trace.headers()?;
+        Some(Rc::new(self.clone().with_trace(traceparent, tracestate)))
+    }
+
     fn stream(
         &self,
         session: &SessionId,
@@ -418,6 +424,7 @@ impl Wire {
                 _ => false,
             },
             TransportError::Malformed(_)
+            | TransportError::Unexplained { .. }
             | TransportError::VersionUnsupported { .. }
             | TransportError::ProjectedMount => false,
         }
@@ -549,7 +556,7 @@ async fn refusal(status: u16, response: Response) -> Failed {
         None if status >= 500 => {
             TransportError::Unreachable(format!("status {status} without an envelope"))
         }
-        None => TransportError::Malformed(format!("status {status} without an envelope")),
+        None => TransportError::Unexplained { status },
     };
     Failed { error, retry_after }
 }

@@ -14,10 +14,12 @@ mod children;
 mod eviction;
 mod faults;
 mod follower;
+mod hops;
 mod house;
 mod loopback;
 mod routes;
 mod session;
+mod settling;
 mod stored;
 #[path = "../stories/mod.rs"]
 mod stories;

@@ -229,6 +229,7 @@ impl World {
         let answer = ModelAnswer {
             text: "so".into(),
             calls: calls.collect(),
+            queued: Vec::new(),
             cut: false,
             model: "m".into(),
             tokens: Tokens::default(),
@@ -261,6 +262,7 @@ impl World {
                     mode: ResumeMode::WithMessage,
                     message: Some("more".into()),
                     ids: ids(2),
+                    healed: Vec::new(),
                     idempotency: None,
                 };
                 let transition = live.session.resume(reopen, 2).unwrap();
@@ -386,6 +388,7 @@ impl World {
             let settled = ChildSettled {
                 status: SubStatus::Completed,
                 usage: None,
+                untold: false,
             };
             let transition = parent
                 .session
