@@ -248,11 +248,10 @@ async fn run(scene: Scene, line: Rc<Line>) -> Result<Outcome, String> {
 /// What stands of a child in its parent's log is what it said, up to some place. That something is
 /// missing is said in its name by the parent.
 fn is_told_truly(log: &Log, child: &SessionId, of_child: &Log) -> Result<(), String> {
-    let told = log.chunks.iter().filter(|chunk| {
-        chunk["remoteSource"]["childSessionId"] == child.as_str()
-            && chunk["type"] != "stream_resync"
-    });
-    let mut said = of_child.chunks.iter();
+    let is_said = |chunk: &&Value| chunk["type"] != "stream_resync";
+    let of = |chunk: &&Value| chunk["remoteSource"]["childSessionId"] == child.as_str();
+    let told = log.chunks.iter().filter(of).filter(is_said);
+    let mut said = of_child.chunks.iter().filter(is_said);
     for told in told {
         let said = said.next().unwrap_or(&Value::Null);
         if told["type"] != said["type"] || told["timestamp"] != said["timestamp"] {
