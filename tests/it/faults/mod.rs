@@ -362,6 +362,8 @@ fn table(name: &'static str, scene: Scene) {
             let due = match due(&point.action, &kind, class) {
                 // A child that was told to stop is heard as far as that goes.
                 _ if scene.stopped.is_some() && point.action == "sse" => Due::Same,
+                // So is one that has ended already, by its status.
+                _ if point.action == "sse" && point.occurrence > 3 => Due::Same,
                 due => due,
             };
             let (cell, seen) = struck(scene, point.clone(), fault.clone());
