@@ -155,6 +155,11 @@ impl Log {
             );
             let sequence = source["childSequence"].as_u64().unwrap_or_default();
             let seen = last.entry(of).or_default();
+            if chunk["type"] == "stream_resync" {
+                // The parent says so in the child's name: something is missing up to there.
+                *seen = sequence;
+                continue;
+            }
             hold!(sequence == *seen + 1, "{seen} and then {chunk}");
             *seen = sequence;
             let origin = &chunk["origin"];

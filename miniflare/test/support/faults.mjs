@@ -44,7 +44,7 @@ const ANSWERS = [
   ["502 bare", bare(502), "passing"],
   ["503", envelope(503, "OVERLOADED", { "retry-after": "1" }), "passing"],
   ["504 bare", bare(504), "passing"],
-  ["403 bare", bare(403), "malformed"],
+  ["403 bare", bare(403), "unexplained"],
   ["202", json(ELSEWHERE, 202), "malformed"],
   ["204", bare(204), "malformed"],
   ["redirect", bare(307, { location: "http://elsewhere/agents" }), "malformed"],
@@ -113,13 +113,13 @@ export function due(action, { name, class: of, fault, hasty }) {
   if (action === "start") {
     if (refused) return refused;
     if (of === "attach") return fault.tookEffect ? "same" : "framework_subagent_lost";
-    if (of === "malformed") return "transport_error";
+    if (of === "malformed" || of === "unexplained") return "transport_error";
   }
   if (action === "resume") {
     if (refused === "state_child_session_taken") return refused;
     return of === "attach" ? "same" : "producer-dead";
   }
-  if (action === "status" && (refused || of === "attach")) return "framework_subagent_lost";
+  if (action === "status" && (refused || of === "attach" || of === "unexplained")) return "framework_subagent_lost";
   if (of === "projected") return "framework_not_supported";
   if (["snapshot", "usage"].includes(action)) return "unfolded";
   if (of === "later") return "VERSION_UNSUPPORTED";

@@ -17,6 +17,8 @@ pub enum Class {
     Attach(&'static str, When),
     /// An answer that is not what the contract says.
     Malformed,
+    /// A refusal that the producer did not give.
+    Unexplained,
     /// An answer of a projected mount.
     Projected,
     /// An answer of a later version.
@@ -93,7 +95,7 @@ pub fn kinds(action: &str) -> Vec<(String, Fault, Class)> {
 }
 
 fn answers() -> Vec<(&'static str, Canned, Class)> {
-    use Class::{Attach, Malformed, Passing, Refused};
+    use Class::{Attach, Malformed, Passing, Refused, Unexplained};
     let elsewhere = json!({
         "sessionId": "elsewhere", "streamId": "st_1", "status": "completed", "accepted": true,
         "state": {}, "streamSequence": 3, "oldestRetainedSequence": 0, "stepCount": 1,
@@ -145,8 +147,8 @@ fn answers() -> Vec<(&'static str, Canned, Class)> {
         ),
         ("503 reset", envelope(503, "transport_error"), Passing),
         ("504 bare", Canned::bare(504), Passing),
-        ("403 bare", Canned::bare(403), Malformed),
-        ("404 bare", Canned::bare(404), Malformed),
+        ("403 bare", Canned::bare(403), Unexplained),
+        ("404 bare", Canned::bare(404), Unexplained),
         ("202", Canned::json(202, &elsewhere.to_string()), Malformed),
         ("204", Canned::bare(204), Malformed),
         (
@@ -182,7 +184,7 @@ fn answers() -> Vec<(&'static str, Canned, Class)> {
                 body: Filling::Huge,
                 ..Canned::json(400, "")
             },
-            Malformed,
+            Unexplained,
         ),
     ]);
     answers
@@ -249,13 +251,13 @@ pub fn due(action: &str, kind: &str, class: Class) -> Due {
         ("interrupt", _) => Due::Untold,
         ("start", Class::Refused(code)) => Due::Fails(code),
         ("start", Class::Attach(_, When::Before)) => Due::Fails(LOST),
-        ("start", Class::Malformed) => Due::Fails(UNREADABLE),
+        ("start", Class::Malformed | Class::Unexplained) => Due::Fails(UNREADABLE),
         ("resume", Class::Refused("state_child_session_taken")) => {
             Due::Fails("state_child_session_taken")
         }
         ("start" | "resume", Class::Attach(_, When::After)) => Due::Same,
         ("resume", _) => Due::Fails(Code::ProducerDead.as_str()),
-        ("status", Class::Refused(_) | Class::Attach(..)) => Due::Fails(LOST),
+        ("status", Class::Refused(_) | Class::Attach(..) | Class::Unexplained) => Due::Fails(LOST),
         ("snapshot" | "usage", Class::Projected) => Due::Fails(not_supported),
         ("snapshot" | "usage", _) => Due::Unfolded,
         (_, Class::Projected) => Due::Fails(not_supported),
