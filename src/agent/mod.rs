@@ -34,6 +34,10 @@ pub const SUB_AGENT_PREFIX: &str = "subagent__";
 /// The tool by which an agent with a declared output hands it in.
 pub const FINISH_TOOL: &str = "finish";
 
+/// Readers of one session's stream at once, unless an agent says otherwise. A reader costs a
+/// cursor and a connection; far more of them in one object are hardly people.
+pub const MAX_READERS: usize = 256;
+
 /// An agent: everything that a session of its type needs to run.
 #[derive(Clone)]
 pub struct Agent {
@@ -55,6 +59,10 @@ pub struct Agent {
     pub limits: Limits,
     /// How much of its log a session keeps.
     pub retention: Retention,
+    /// How long a session is kept after it last changed.
+    pub expiry: Option<Duration>,
+    /// Readers that a session's stream has at once.
+    pub max_readers: usize,
     /// Runs when a start or a message comes in, before anything is stored.
     pub before_entry: Option<EntryHook>,
     /// Runs when a sub-agent's call has settled; may stage state.
@@ -172,6 +180,8 @@ impl Agent {
             output: None,
             limits: Limits::default(),
             retention: Retention::default(),
+            expiry: None,
+            max_readers: MAX_READERS,
             before_entry: None,
             after_sub_agent: None,
         }
@@ -223,6 +233,24 @@ impl Agent {
     #[must_use]
     pub fn with_retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
+        self
+    }
+
+    /// Sets how long a session is kept after it last changed, once nothing of it runs any more:
+    /// then it is deleted completely. Default: for ever. The alarm of a session at rest is armed
+    /// by what happens to it, so one that came to rest before its agent had an expiry is deleted
+    /// once it was stopped, resumed or woken again.
+    #[must_use]
+    pub fn with_expiry(mut self, after: Duration) -> Self {
+        self.expiry = Some(after);
+        self
+    }
+
+    /// Sets how many readers a session's stream has at once; one more is refused with
+    /// `RATE_LIMITED`. Default [`MAX_READERS`].
+    #[must_use]
+    pub fn with_max_readers(mut self, readers: usize) -> Self {
+        self.max_readers = readers;
         self
     }
 

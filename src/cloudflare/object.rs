@@ -106,6 +106,18 @@ impl ObjectHost {
         }
     }
 
+    /// Deletes the object's session completely, as [`Producer::delete`] does. No route of a mount
+    /// leads here: a class offers it by a request that only its own Worker sends.
+    ///
+    /// # Errors
+    /// Why the object could not be built, or what the deletion says; nothing is deleted then.
+    pub async fn delete(&self) -> Result<()> {
+        match &self.producer {
+            Ok(producer) => producer.delete().await,
+            Err(error) => Err(error.clone()),
+        }
+    }
+
     /// The session's driver, for the benchmark.
     ///
     /// # Errors

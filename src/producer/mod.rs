@@ -8,6 +8,7 @@
 #[cfg(feature = "bench")]
 mod bench;
 mod calls;
+mod lifecycle;
 mod publish;
 mod retention;
 mod routes;
@@ -19,6 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
+use futures::future::{AbortHandle, Abortable};
 use serde_json::json;
 
 use crate::agent::{Agents, StopSignal};
@@ -48,13 +50,16 @@ pub struct Producer {
     session: RefCell<Option<Session>>,
     runner: RefCell<Option<Runner>>,
     next_runner: Cell<u64>,
-    publisher: Rc<Publisher>,
+    /// Who tells readers of the present life; a deletion begins another.
+    publisher: RefCell<Rc<Publisher>>,
 }
 
 /// The execution that lives in this instance.
 struct Runner {
     number: u64,
     stop: StopSignal,
+    /// Ends the execution where it stands: it is not polled once more.
+    end: AbortHandle,
 }
 
 /// Why an execution ends without settling its run.
@@ -76,7 +81,7 @@ impl Producer {
     /// The driver of the session in `store`, or of none as long as none was begun there.
     #[must_use]
     pub fn new(runtime: Rc<dyn ObjectRuntime>, store: Rc<dyn Store>, agents: Agents) -> Rc<Self> {
-        let publisher = Publisher::new(runtime.clone());
+        let publisher = RefCell::new(Publisher::new(runtime.clone()));
         Rc::new(Self {
             runtime,
             store,
@@ -88,9 +93,9 @@ impl Producer {
         })
     }
 
-    /// The watchdog: starts an execution if the session is running and has none here, and arms the
-    /// alarm again as long as the session is running. Never fails: a failure is logged, and the
-    /// alarm is armed all the same.
+    /// The alarm. Starts an execution if the session is running and has none here, and arms the
+    /// alarm again as long as the session is running; does what is due for a session at rest. Never
+    /// fails: a failure is logged, and the alarm is armed all the same.
     pub async fn alarm(self: &Rc<Self>) {
         if let Err(error) = self.kick().await {
             self.log(
@@ -116,13 +121,14 @@ impl Producer {
         }
     }
 
-    /// Makes sure that a running session has an execution and a watchdog.
+    /// Makes sure that a running session has an execution and a watchdog, and one at rest the
+    /// alarm of what is due next.
     async fn kick(self: &Rc<Self>) -> Result<()> {
         let Some(status) = self.read(|session| session.record.status)? else {
             return Ok(());
         };
         if status != SessionStatus::Running {
-            return self.runtime.set_alarm(None).await;
+            return self.rest().await;
         }
         if !self.is_executing() {
             self.apply(Session::wake)?;
@@ -146,12 +152,14 @@ impl Producer {
         let number = self.next_runner.get().wrapping_add(1);
         self.next_runner.set(number);
         let stop = StopSignal::default();
+        let (end, ending) = AbortHandle::new_pair();
         *self.runner.borrow_mut() = Some(Runner {
             number,
             stop: stop.clone(),
+            end,
         });
         let this = self.clone();
-        self.runtime.spawn(Box::pin(async move {
+        let execution = async move {
             let halt = this.clone().run(epoch, stop).await.err();
             this.forget_runner(number);
             match halt {
@@ -161,12 +169,13 @@ impl Producer {
                         this.read(|session| session.record.status != SessionStatus::Running);
                     if matches!(at_rest, Ok(Some(true)))
                         && !this.is_executing()
-                        && let Err(error) = this.runtime.set_alarm(None).await
+                        && let Err(error) = this.rest().await
                     {
+                        // The watchdog is armed still and comes back to it.
                         this.log(
                             Level::Warn,
-                            "alarm_not_cleared",
-                            &[("error", &error.message)],
+                            "not_at_rest",
+                            &[("code", error.code.as_str()), ("error", &error.message)],
                         );
                     }
                 }
@@ -183,6 +192,11 @@ impl Producer {
                     );
                 }
             }
+        };
+        let execution = Abortable::new(execution, ending);
+        self.runtime.spawn(Box::pin(async move {
+            // An aborted execution was ended by a deletion: there is nothing left to see to.
+            let _ended = execution.await;
         }));
         Ok(())
     }
@@ -223,7 +237,7 @@ impl Producer {
         if cached.is_none() {
             *cached = Session::load(&*self.store)?;
             if let Some(session) = cached.as_ref() {
-                self.publisher.committed(session.record.last_sequence);
+                self.publisher().committed(session.record.last_sequence);
             }
         }
         Ok(cached.as_ref().map(look))
@@ -243,7 +257,11 @@ impl Producer {
     fn adopt(&self, next: Session) {
         let last = next.record.last_sequence;
         *self.session.borrow_mut() = Some(next);
-        self.publisher.committed(last);
+        self.publisher().committed(last);
+    }
+
+    fn publisher(&self) -> Rc<Publisher> {
+        self.publisher.borrow().clone()
     }
 
     fn commit(&self, transition: Transition) -> Result<()> {
@@ -252,7 +270,7 @@ impl Producer {
             Ok(()) => {
                 let last = transition.next.record.last_sequence;
                 *self.session.borrow_mut() = Some(transition.next);
-                self.publisher.said(last, &transition.commit);
+                self.publisher().said(last, &transition.commit);
                 Ok(())
             }
             Err(error) => {

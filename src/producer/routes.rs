@@ -117,9 +117,18 @@ impl Producer {
     /// Makes sure that this object hosts the session under this type.
     fn expect(&self, agent_type: &AgentType, session_id: &SessionId) -> Result<()> {
         let found = self.read(|session| {
-            session.record.agent_type == *agent_type && session.record.session_id == *session_id
+            let record = &session.record;
+            (
+                record.session_id == *session_id,
+                record.agent_type == *agent_type,
+            )
         })?;
-        if found == Some(true) {
+        if let Some((false, _)) = found {
+            // Objects are found by their session's id: whoever asked took a wrong way here.
+            let asked = [("askedSessionId", session_id.as_str())];
+            self.log(Level::Warn, "foreign_session", &asked);
+        }
+        if found == Some((true, true)) {
             Ok(())
         } else {
             Err(Error::not_found())

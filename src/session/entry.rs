@@ -12,8 +12,8 @@ use crate::protocol::chunk::ChunkBody;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ParentRef, ResumeMode, SessionStatus};
 use crate::store::{
-    CheckpointRecord, IdempotencyRecord, MessageRecord, RunRecord, SessionOrigin, SessionRecord,
-    Stop, StopKind, Write,
+    CheckpointRecord, Epoch, IdempotencyRecord, MessageRecord, RunRecord, SessionOrigin,
+    SessionRecord, Stop, StopKind, Write,
 };
 
 /// Fresh randomness for an entry.
@@ -89,7 +89,7 @@ impl Session {
             stream_id: begin.stream_id,
             status: SessionStatus::Running,
             run_id: begin.ids.run_id.clone(),
-            epoch: 1,
+            epoch: first_epoch(begin.ids.entropy),
             step_count: 0,
             last_sequence: 0,
             floor: 0,
@@ -283,6 +283,13 @@ impl Session {
             Some(self.record.run_id.to_string()),
         )
     }
+}
+
+/// Where a life's epochs begin: at a random number, so that no execution of an earlier life of the
+/// same id finds its own number again. 48 bits leave room to count on below 2^53.
+fn first_epoch(entropy: [u8; 16]) -> Epoch {
+    let bits = entropy.last_chunk::<8>().copied().unwrap_or_default();
+    (u64::from_be_bytes(bits) >> 16).max(1)
 }
 
 impl StopOutcome {

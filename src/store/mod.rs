@@ -167,8 +167,8 @@ pub trait Store {
     /// whole or not at all. Afterwards the store is as if nothing had ever been stored. Rows are not
     /// read, so malformed ones are no obstacle.
     ///
-    /// Epochs begin again with the next session here, so an execution of the deleted one must be
-    /// ended by its driver before another session is begun.
+    /// The next session here begins at an epoch of its own, which is random: an execution of the
+    /// deleted one is refused there as well.
     ///
     /// # Errors
     /// The error of `own`, the database's, or `invalid_stored_state` when a later version than this

@@ -11,7 +11,7 @@ use crate::protocol::message::{ParentRef, SessionStatus};
 use crate::protocol::usage::{RollupOrigin, Tokens, UsageRollup};
 
 /// Counts the executions of a session: it rises with every run and every wake-up, and a write of
-/// an earlier one is refused.
+/// an earlier one is refused. A life of an id begins at a random number.
 pub type Epoch = u64;
 
 /// The one session row: small, rewritten by every commit that moves a counter.

@@ -14,6 +14,7 @@ mod children;
 mod eviction;
 mod follower;
 mod house;
+mod lifecycle;
 mod routes;
 mod session;
 mod stored;
