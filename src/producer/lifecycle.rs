@@ -6,8 +6,10 @@
 
 use std::rc::Rc;
 
+use futures::channel::oneshot;
+
 use super::Producer;
-use super::publish::{Life, Publisher};
+use super::publish::Publisher;
 use crate::agent::SubAgent;
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
@@ -33,7 +35,8 @@ impl Producer {
     ///
     /// # Errors
     /// The database's, or `invalid_stored_state` when a later version than this one wrote it;
-    /// nothing is deleted then.
+    /// nothing is deleted then. `INTERNAL` when the object ends before the deletion is known to be
+    /// durable; asking again is safe.
     pub async fn delete(self: &Rc<Self>) -> Result<()> {
         let children = self.children_of_the_deleted();
         self.log(Level::Info, "deleting", &[]);
@@ -52,12 +55,13 @@ impl Producer {
             self.abort_child(sub, child);
         }
         // Readers are told once it is durable, also if the caller does not wait for it.
-        let (this, leaving) = (self.clone(), old.clone());
+        let (told, durable) = oneshot::channel();
+        let this = self.clone();
         self.runtime.spawn(Box::pin(async move {
-            if let Err(error) = this.runtime.sync().await {
-                this.log(Level::Error, "sync_failed", &[("error", &error.message)]);
-            }
-            leaving.close();
+            let synced = this.runtime.sync().await;
+            old.close();
+            // Whoever asked for the deletion may be gone.
+            drop(told.send(synced));
         }));
         if let Err(error) = disarmed.await {
             // It fires once, finds nothing and goes.
@@ -67,10 +71,9 @@ impl Producer {
                 &[("error", &error.message)],
             );
         }
-        while old.life() != Life::Over {
-            old.changed(old.durable()).await;
-        }
-        Ok(())
+        durable
+            .await
+            .map_err(|_| Error::internal("the object has ended"))?
     }
 
     /// Does what is due for a session at rest, and arms the alarm for what is due next: for nothing,

@@ -15,6 +15,7 @@ mod eviction;
 mod follower;
 mod house;
 mod lifecycle;
+mod races;
 mod routes;
 mod session;
 mod stored;
