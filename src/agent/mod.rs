@@ -3,6 +3,7 @@
 //! Definitions are data and callbacks; they do no I/O by themselves and know no platform. The
 //! session's driver calls them.
 
+pub(crate) mod hooks;
 pub mod model;
 mod models;
 mod offline;
@@ -16,6 +17,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+pub use hooks::{
+    AfterEntryHook, Completing, CompletingHook, Entered, Entry, EntryHook, Settled, SettledHook,
+    SettledOutcome, SubAgentHook, SubAgentPayload,
+};
 pub use models::model_by_name;
 pub use offline::OfflineModel;
 pub use schema::Shape;
@@ -65,8 +70,14 @@ pub struct Agent {
     pub max_readers: usize,
     /// Runs when a start or a message comes in, before anything is stored.
     pub before_entry: Option<EntryHook>,
+    /// Runs when a run was opened, in the transaction that opens it.
+    pub after_entry: Option<AfterEntryHook>,
     /// Runs when a sub-agent's call has settled; may stage state.
     pub after_sub_agent: Option<SubAgentHook>,
+    /// Runs when a run is about to complete, in the transaction of its last commit.
+    pub before_completion: Option<CompletingHook>,
+    /// Runs when a run has settled.
+    pub after_settled: Option<SettledHook>,
 }
 
 /// Bounds of one run.
@@ -91,45 +102,6 @@ impl Default for Limits {
             max_children: 4,
         }
     }
-}
-
-/// A hook at the entry of a message. It may change the incoming state and write tables of the
-/// agent's own: both happen in one transaction with the session's first commit, or not at all.
-/// An error refuses the request; nothing is written.
-pub type EntryHook = Rc<dyn Fn(&mut Entry<'_>) -> Result<()>>;
-
-/// What comes in.
-pub struct Entry<'a> {
-    /// The session.
-    pub session_id: &'a SessionId,
-    /// Whether this begins the session; else it is a new message to it.
-    pub is_start: bool,
-    /// The message.
-    pub message: &'a str,
-    /// The incoming state of a start, before it is checked against the agent's shape; empty else.
-    pub state: &'a mut Map<String, Value>,
-    /// The object's database, inside the entry's transaction.
-    pub database: &'a dyn Database,
-}
-
-/// A hook after a sub-agent's call. It can fire again after a crash: set, do not append.
-pub type SubAgentHook = Rc<dyn Fn(&SubAgentPayload, &ToolContext) -> Result<()>>;
-
-/// What a sub-agent's call came to.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SubAgentPayload {
-    /// The sub-agent's name in this agent's definition.
-    pub name: String,
-    /// The child's session id.
-    pub sub_session_id: SessionId,
-    /// The child's agent type.
-    pub agent_type: AgentType,
-    /// Whether it completed with a valid output.
-    pub success: bool,
-    /// The output, when it succeeded.
-    pub output: Option<Value>,
-    /// The child's final state, when it completed and is not over the fold limit.
-    pub child_custom_state: Option<Value>,
 }
 
 /// A sub-agent: an agent elsewhere that this agent may call like a tool.
@@ -183,7 +155,10 @@ impl Agent {
             expiry: None,
             max_readers: MAX_READERS,
             before_entry: None,
+            after_entry: None,
             after_sub_agent: None,
+            before_completion: None,
+            after_settled: None,
         }
     }
 
@@ -251,6 +226,34 @@ impl Agent {
     #[must_use]
     pub fn with_max_readers(mut self, readers: usize) -> Self {
         self.max_readers = readers;
+        self
+    }
+
+    /// Sets the hook right after a run was opened. Default: none.
+    #[must_use]
+    pub fn with_after_entry(mut self, hook: impl Fn(&Entered<'_>) -> Result<()> + 'static) -> Self {
+        self.after_entry = Some(Rc::new(hook));
+        self
+    }
+
+    /// Sets the hook right before a run completes. Default: none.
+    #[must_use]
+    pub fn with_before_completion(
+        mut self,
+        hook: impl Fn(&mut Completing<'_>) -> Result<()> + 'static,
+    ) -> Self {
+        self.before_completion = Some(Rc::new(hook));
+        self
+    }
+
+    /// Sets the hook after a run has settled. Default: none. Runs that settled before an agent had
+    /// one are not told.
+    #[must_use]
+    pub fn with_after_settled<F>(mut self, hook: impl Fn(Settled) -> F + 'static) -> Self
+    where
+        F: Future<Output = Result<()>> + 'static,
+    {
+        self.after_settled = Some(Rc::new(move |settled| Box::pin(hook(settled))));
         self
     }
 

@@ -10,13 +10,13 @@ use futures::channel::oneshot;
 
 use super::Producer;
 use super::publish::Publisher;
-use crate::agent::SubAgent;
+use crate::agent::{Agent, SubAgent};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
 use crate::protocol::ids::Timestamp;
-use crate::protocol::message::StopRequest;
+use crate::protocol::message::{SessionStatus, StopRequest};
 use crate::session::{SPANS_AT_ONCE, next_expiry, retention};
-use crate::store::{Database, SqlValue, SubSessionRecord};
+use crate::store::{Database, DueHook, SqlValue, SubSessionRecord};
 
 /// What a policy wants of a session at rest.
 enum Due {
@@ -24,6 +24,8 @@ enum Due {
     Expiry,
     /// To lose the oldest part of its log.
     Trim,
+    /// To have a hook called that a settled run is owed.
+    Hook(DueHook),
 }
 
 impl Producer {
@@ -80,7 +82,18 @@ impl Producer {
     /// where no policy wants anything.
     pub(super) async fn rest(self: &Rc<Self>) -> Result<()> {
         loop {
-            match self.due()? {
+            // A run may have begun while a hook was at work: it has its own alarm.
+            let status = self.read(|session| session.record.status)?;
+            if status == Some(SessionStatus::Running) {
+                return Ok(());
+            }
+            let Some(agent) = self.agent()? else {
+                return self.runtime.set_alarm(None).await;
+            };
+            match self.due(&agent)? {
+                Some((_, Due::Hook(_))) if self.hook_at_work.get() => {
+                    return self.arm_watchdog().await;
+                }
                 None => return self.runtime.set_alarm(None).await,
                 Some((at, _)) if at > self.now() => return self.runtime.set_alarm(Some(at)).await,
                 Some((_, Due::Expiry)) => {
@@ -88,18 +101,23 @@ impl Producer {
                     return self.delete().await;
                 }
                 Some((_, Due::Trim)) => self.trim()?,
+                Some((_, Due::Hook(due))) => self.attempt_hook(&agent, due).await?,
             }
         }
     }
 
+    /// The agent of the session here.
+    fn agent(&self) -> Result<Option<Rc<Agent>>> {
+        let agent_type = self.read(|session| session.record.agent_type.clone())?;
+        Ok(agent_type.and_then(|agent_type| self.agents.find(agent_type.as_str())))
+    }
+
     /// What is due first, now or later.
-    fn due(&self) -> Result<Option<(Timestamp, Due)>> {
-        let agent = self
-            .read(|session| session.record.agent_type.clone())?
-            .and_then(|agent_type| self.agents.find(agent_type.as_str()));
-        let Some(agent) = agent else {
-            return Ok(None);
-        };
+    fn due(&self, agent: &Agent) -> Result<Option<(Timestamp, Due)>> {
+        // What is owed comes before anything is given up.
+        if let Some(due) = self.store.due_hooks()?.into_iter().next() {
+            return Ok(Some((due.due_at, Due::Hook(due))));
+        }
         let expiry = match agent.expiry {
             Some(after) => {
                 let after = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
@@ -137,11 +155,7 @@ impl Producer {
     /// The children that work for the session. What cannot be read does not keep a session from
     /// being deleted.
     fn children_of_the_deleted(&self) -> Vec<(Rc<SubAgent>, SubSessionRecord)> {
-        let agent = self
-            .read(|session| session.record.agent_type.clone())
-            .ok()
-            .flatten()
-            .and_then(|agent_type| self.agents.find(agent_type.as_str()));
+        let agent = self.agent().ok().flatten();
         let children = self.open_children().unwrap_or_default().into_iter();
         let reached = children.filter_map(|child| {
             let sub =

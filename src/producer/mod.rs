@@ -8,6 +8,7 @@
 #[cfg(feature = "bench")]
 mod bench;
 mod calls;
+mod hooks;
 mod lifecycle;
 mod publish;
 mod retention;
@@ -50,6 +51,8 @@ pub struct Producer {
     session: RefCell<Option<Session>>,
     runner: RefCell<Option<Runner>>,
     next_runner: Cell<u64>,
+    /// Whether a hook after a settled run is at work here.
+    hook_at_work: Cell<bool>,
     /// Who tells readers of the present life; a deletion begins another.
     publisher: RefCell<Rc<Publisher>>,
 }
@@ -89,6 +92,7 @@ impl Producer {
             session: RefCell::new(None),
             runner: RefCell::new(None),
             next_runner: Cell::new(0),
+            hook_at_work: Cell::new(false),
             publisher,
         })
     }
@@ -260,17 +264,27 @@ impl Producer {
         self.publisher().committed(last);
     }
 
+    /// The transition with what the agent's policies add to its commit.
+    fn within_policies(&self, transition: Transition) -> Transition {
+        self.owing(self.within_retention(transition))
+    }
+
+    /// Makes what was committed the present, and tells readers.
+    fn take_over(&self, transition: Transition) {
+        let last = transition.next.record.last_sequence;
+        *self.session.borrow_mut() = Some(transition.next);
+        self.publisher().said(last, &transition.commit);
+    }
+
     fn publisher(&self) -> Rc<Publisher> {
         self.publisher.borrow().clone()
     }
 
     fn commit(&self, transition: Transition) -> Result<()> {
-        let transition = self.within_retention(transition);
+        let transition = self.within_policies(transition);
         match self.store.commit(&transition.commit) {
             Ok(()) => {
-                let last = transition.next.record.last_sequence;
-                *self.session.borrow_mut() = Some(transition.next);
-                self.publisher().said(last, &transition.commit);
+                self.take_over(transition);
                 Ok(())
             }
             Err(error) => {

@@ -244,6 +244,19 @@ impl Producer {
             // A stop that came while usage was read is carried out instead.
             return Ok(());
         }
+        let mut settlement = settlement;
+        let is_hooked =
+            matches!(settlement, Settlement::Completed { .. }) && agent.before_completion.is_some();
+        if is_hooked {
+            let end = (settlement, run.clone(), usage.clone());
+            let Err(error) = self.complete(epoch, agent, end, entropy)? else {
+                self.log_settled();
+                return Ok(());
+            };
+            settlement = Settlement::Failed {
+                failure: failure(error.code, &error.message),
+            };
+        }
         self.apply_in(epoch, |session, now| {
             session.promote(Some((settlement, run, usage)), None, entropy, now)
         })?;

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use super::{Draft, Session, Settlement, Transition, checkpoint_id};
+use super::{Draft, Session, Settlement, Transition, checkpoint_id, patch};
 use crate::error::{Code, Error, Result};
 use crate::protocol::chunk::ChunkBody;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId, Timestamp};
@@ -53,6 +53,8 @@ pub struct Reopen {
     pub mode: ResumeMode,
     /// The new message, for every mode but `continue`.
     pub message: Option<String>,
+    /// The state as the entry made it; `None` where it made none.
+    pub state: Option<Value>,
     /// The idempotency key with which it came.
     pub idempotency: Option<IdempotencyRecord>,
     /// Fresh ids.
@@ -180,6 +182,9 @@ impl Session {
         let checkpoint = checkpoint_id(record, record.step_count, now, reopen.ids.entropy);
         draft.session.checkpoint.checkpoint_id = checkpoint;
         draft.session.checkpoint.created_at = now;
+        if let Some(state) = reopen.state {
+            draft.change_at_entry(state)?;
+        }
         draft.open_run(&reopen.ids.run_id, reopen.message, reopen.idempotency, true)?;
         Ok(draft.done())
     }
@@ -302,6 +307,24 @@ impl StopOutcome {
 }
 
 impl Draft {
+    /// Changes the live state before the run's first chunk, so that the checkpoint there has it.
+    fn change_at_entry(&mut self, state: Value) -> Result<()> {
+        let patches = patch::diff(&self.session.checkpoint.state, &state);
+        if patches.is_empty() {
+            return Ok(());
+        }
+        let ordinal = self.session.record.last_ordinal.saturating_add(1);
+        self.session.record.last_ordinal = ordinal;
+        self.say(ChunkBody::StatePatch {
+            patches,
+            patch_ordinal: Some(ordinal),
+            patch_base: Some(self.session.checkpoint.patch_ordinal),
+        })?;
+        self.session.checkpoint.patch_ordinal = ordinal;
+        self.session.checkpoint.state = Rc::new(state);
+        Ok(())
+    }
+
     /// Opens a run: its first chunk, and a checkpoint of the live state at that chunk.
     fn open_run(
         &mut self,

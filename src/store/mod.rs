@@ -5,6 +5,7 @@
 //! through types; a malformed row is `invalid_stored_state` and names table, key and reason.
 
 pub mod contract;
+mod due;
 mod log;
 mod memory;
 mod read;
@@ -59,6 +60,10 @@ pub enum Write {
     Usage(UsageRecord),
     /// Remembers an idempotency key and its answer.
     Idempotency(IdempotencyRecord),
+    /// Inserts or replaces a hook that a settled run is owed.
+    DueHook(DueHook),
+    /// Removes one: by its run and status.
+    HookDone(DueHook),
 }
 
 /// Writes that belong together.
@@ -199,6 +204,9 @@ pub trait Store {
 
     /// What was answered under an idempotency key.
     fn idempotency(&self, key: &str) -> Result<Option<IdempotencyRecord>>;
+
+    /// The hooks that settled runs are owed, the first due first.
+    fn due_hooks(&self) -> Result<Vec<DueHook>>;
 
     /// The database below, for tables of an agent's own.
     fn database(&self) -> &dyn Database;

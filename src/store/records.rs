@@ -371,3 +371,18 @@ pub struct IdempotencyRecord {
     /// When.
     pub at: Timestamp,
 }
+
+/// A hook that a settled run is owed: stored by the commit that settles the run, removed once the
+/// hook has come to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DueHook {
+    /// The run.
+    pub run_id: RunId,
+    /// The status that it settled with. A run can have more than one: an interrupted one that is
+    /// aborted afterwards has two.
+    pub status: SessionStatus,
+    /// How often the hook was begun.
+    pub attempts: u32,
+    /// When it is begun next.
+    pub due_at: Timestamp,
+}

@@ -22,7 +22,7 @@ pub struct Migration {
 /// A column that holds JSON of any size holds either the text itself or, above a limit, `@` and the
 /// number of parts that `ra_parts` keeps for its owner (`<table>/<column>/<key>`): the platform
 /// takes no row of 2 MB.
-pub const MIGRATIONS: &[Migration] = &[FIRST, LOG_IN_TAILS];
+pub const MIGRATIONS: &[Migration] = &[FIRST, LOG_IN_TAILS, DUE_HOOKS];
 
 const FIRST: Migration = Migration {
     version: 1,
@@ -98,6 +98,14 @@ const LOG_IN_TAILS: Migration = Migration {
         TAIL_0,
         TAIL_1,
     ],
+};
+
+/// What settled runs are owed.
+const DUE_HOOKS: Migration = Migration {
+    version: 3,
+    statements: &["CREATE TABLE ra_due_hooks (
+            run_id TEXT NOT NULL, status TEXT NOT NULL, attempts INTEGER NOT NULL,
+            due_at INTEGER NOT NULL, PRIMARY KEY (run_id, status)) WITHOUT ROWID"],
 };
 
 macro_rules! tail {

@@ -9,7 +9,7 @@ use super::rows::{INLINE_BYTES, Place, clear_table, integer, optional, text, to_
 use super::{
     CheckpointRecord, Database, IdempotencyRecord, MessageRecord, RunRecord, SessionRecord,
     SqlValue, StagedPatch, StepRecord, SubSessionRecord, ToolCall, ToolCallRecord, ToolOutcome,
-    UsageRecord, Write, log, read,
+    UsageRecord, Write, due, log, read,
 };
 use crate::error::{Error, Result};
 
@@ -34,6 +34,8 @@ pub(super) fn apply(database: &dyn Database, write: &Write) -> Result<()> {
         Write::SubSession(record) => sub_session(database, record),
         Write::Usage(record) => usage(database, record),
         Write::Idempotency(record) => idempotency(database, record),
+        Write::DueHook(hook) => due::put(database, hook),
+        Write::HookDone(hook) => due::remove(database, hook),
     }
 }
 
