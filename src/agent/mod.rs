@@ -8,7 +8,7 @@ pub mod model;
 mod models;
 mod offline;
 mod schema;
-mod tool;
+pub(crate) mod tool;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub use hooks::{
 pub use models::model_by_name;
 pub use offline::OfflineModel;
 pub use schema::Shape;
-pub use tool::{StepHandle, StopSignal, Tool, ToolContext, ToolError, typed_tool};
+pub use tool::{StepHandle, StopSignal, Tool, ToolContext, ToolError, keyed, typed_tool};
 
 use crate::error::{Error, Result};
 use crate::protocol::ids::{AgentType, SessionId};

@@ -184,7 +184,7 @@ impl Session {
             draft.write(Write::ToolCall(ToolCallRecord {
                 call,
                 index: 0,
-                started: false,
+                begun: 0,
                 outcome: None,
                 staged: Vec::new(),
             }));
@@ -204,7 +204,7 @@ impl Session {
             .map(|(index, call)| ToolCallRecord {
                 call,
                 index,
-                started: false,
+                begun: 0,
                 outcome: None,
                 staged: Vec::new(),
             })
@@ -251,13 +251,15 @@ impl Session {
     /// `INTERNAL` when the step has no such call.
     pub fn tool_started(&self, id: &str, now: Timestamp) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
-        let call = draft.update_call(id, |call| call.started = true)?;
+        let call = draft.update_call(id, |call| {
+            call.begun = call.begun.saturating_add(1);
+        })?;
         // A repeated execution was announced before the restart.
         if !self
             .step
             .as_ref()
             .and_then(|step| step.call(id))
-            .is_some_and(|call| call.started)
+            .is_some_and(|call| call.begun > 0)
         {
             draft.say(ChunkBody::ToolStart {
                 tool_call_id: call.call.id,

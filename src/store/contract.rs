@@ -335,7 +335,7 @@ fn call(id: &str, index: u64, arguments: Value) -> ToolCallRecord {
             arguments,
         },
         index,
-        started: false,
+        begun: 0,
         outcome: None,
         staged: Vec::new(),
     }

@@ -239,8 +239,8 @@ pub struct ToolCallRecord {
     pub call: ToolCall,
     /// Its place in the model's answer, from 0.
     pub index: u64,
-    /// Whether an execution has begun.
-    pub started: bool,
+    /// How often an execution has begun: more than once where one was cut short by a restart.
+    pub begun: u32,
     /// The result, once it is there.
     pub outcome: Option<ToolOutcome>,
     /// What it staged, in order.

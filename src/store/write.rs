@@ -247,7 +247,7 @@ fn tool_call(database: &dyn Database, record: &ToolCallRecord) -> Result<()> {
     let values = [
         text(record.call.id.as_str()),
         integer(record.index)?,
-        SqlValue::Integer(record.started.into()),
+        integer(record.begun.into())?,
         place.keep_json(database, &body)?,
     ];
     database.query(

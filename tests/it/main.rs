@@ -21,3 +21,4 @@ mod routes;
 mod session;
 mod stored;
 mod support;
+mod tools;

@@ -62,7 +62,7 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
         cut: false,
     });
     let mut done = call("b", 1, json!({}));
-    done.started = true;
+    done.begun = 3;
     done.outcome = Some(ToolOutcome {
         success: true,
         result: json!([1]),
@@ -199,7 +199,7 @@ pub(super) fn a_later_write_replaces(subject: Subject<'_>) {
     let mut first = child("c-1");
     first.status = SubStatus::Completed;
     let mut started = call("a", 0, json!({}));
-    started.started = true;
+    started.begun = 1;
     let mut answered = step(1);
     answered.answer = Some(answer("yes"));
     for number in 1..=4 {

@@ -50,7 +50,7 @@ fn life() -> Vec<Commit> {
             arguments: json!({"text": "it's"}),
         },
         index,
-        started: true,
+        begun: 1,
         outcome: None,
         staged: Vec::new(),
     };
