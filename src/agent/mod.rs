@@ -66,6 +66,8 @@ pub struct Agent {
     pub retention: Retention,
     /// How long a session is kept after it last changed.
     pub expiry: Option<Duration>,
+    /// When what the model streams is committed, and so shown.
+    pub flush: Flush,
     /// Readers that a session's stream has at once.
     pub max_readers: usize,
     /// Runs when a start or a message comes in, before anything is stored.
@@ -78,6 +80,27 @@ pub struct Agent {
     pub before_completion: Option<CompletingHook>,
     /// Runs when a run has settled.
     pub after_settled: Option<SettledHook>,
+}
+
+/// When what a model streams is committed, and so shown: whichever bound is met first. A commit costs
+/// the same whether it holds one piece of text or many, so a longer delay makes a long answer cheaper
+/// and its readers see it in larger pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flush {
+    /// How long the first piece may wait for more. Default zero: what is there together is one
+    /// commit, and nothing waits.
+    pub max_delay: Duration,
+    /// Bytes of text, reasoning and arguments that are committed at once. Default 16 KiB.
+    pub max_bytes: usize,
+}
+
+impl Default for Flush {
+    fn default() -> Self {
+        Self {
+            max_delay: Duration::ZERO,
+            max_bytes: 16 * 1024,
+        }
+    }
 }
 
 /// Bounds of one run.
@@ -153,6 +176,7 @@ impl Agent {
             limits: Limits::default(),
             retention: Retention::default(),
             expiry: None,
+            flush: Flush::default(),
             max_readers: MAX_READERS,
             before_entry: None,
             after_entry: None,
@@ -218,6 +242,13 @@ impl Agent {
     #[must_use]
     pub fn with_expiry(mut self, after: Duration) -> Self {
         self.expiry = Some(after);
+        self
+    }
+
+    /// Sets when what the model streams is committed. Default [`Flush::default`].
+    #[must_use]
+    pub fn with_flush(mut self, flush: Flush) -> Self {
+        self.flush = flush;
         self
     }
 

@@ -236,9 +236,11 @@ where
     })
 }
 
+type Key = Box<dyn Fn(&Value) -> Option<String>>;
+
 struct KeyedTool {
     tool: Rc<dyn Tool>,
-    key: Box<dyn Fn(&Value) -> Option<String>>,
+    key: Key,
 }
 
 impl Tool for KeyedTool {

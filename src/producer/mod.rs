@@ -5,6 +5,7 @@
 //! transition, commit it, swap the session, in one synchronous block. A chunk reaches readers only
 //! after its commit is durable (section 4 of the contract).
 
+mod answer;
 #[cfg(feature = "bench")]
 mod bench;
 mod calls;

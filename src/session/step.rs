@@ -255,12 +255,7 @@ impl Session {
             call.begun = call.begun.saturating_add(1);
         })?;
         // A repeated execution was announced before the restart.
-        if !self
-            .step
-            .as_ref()
-            .and_then(|step| step.call(id))
-            .is_some_and(|call| call.begun > 0)
-        {
+        if call.begun == 1 {
             draft.say(ChunkBody::ToolStart {
                 tool_call_id: call.call.id,
                 tool_name: call.call.name,

@@ -13,6 +13,7 @@
 mod children;
 mod eviction;
 mod follower;
+mod flush;
 mod hooks;
 mod house;
 mod lifecycle;
