@@ -3,8 +3,7 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { startWorkers } from "../harness.mjs";
-
-const contract = { name: "contract", built: "miniflare/contract-worker", objects: { CONTRACT: "ContractObject" } };
+import { contract } from "./support/life.mjs";
 
 let workers;
 before(async () => {

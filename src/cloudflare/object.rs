@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use wasm_bindgen::{JsCast as _, JsValue};
 
+use super::console;
 use super::convert;
 use super::database::DurableDatabase;
 use super::ffi::{self, RawContext};
@@ -60,6 +61,7 @@ impl ObjectHost {
     ) -> Self {
         let context: RawContext = JsValue::from(state._inner()).unchecked_into();
         panics::guard(&context);
+        console::install();
         let storage = match context.storage() {
             Ok(storage) => storage,
             Err(thrown) => {

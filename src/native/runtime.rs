@@ -12,10 +12,10 @@ use futures::channel::oneshot;
 use futures::future::{FutureExt as _, LocalBoxFuture, Shared};
 
 use crate::error::{Error, Result};
-use crate::platform::{Level, ObjectRuntime, Runtime};
+use crate::platform::{Level, Line, ObjectRuntime, Runtime};
 use crate::protocol::ids::Timestamp;
 
-/// Where log lines go.
+/// Where log lines go as JSON, beside whichever subscriber of `tracing` the program has.
 pub type LogSink = Rc<dyn Fn(Level, &str)>;
 
 /// What an alarm does.
@@ -135,6 +135,13 @@ impl Runtime for LocalRuntime {
     fn log(&self, level: Level, event: &dyn fmt::Display) {
         if !self.is_ended() {
             (self.log)(level, &event.to_string());
+        }
+    }
+
+    fn tell(&self, line: &Line<'_>) {
+        if !self.is_ended() {
+            line.trace();
+            (self.log)(line.level, &line.to_json().to_string());
         }
     }
 }

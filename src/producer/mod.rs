@@ -22,16 +22,14 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use futures::future::{AbortHandle, Abortable};
-use serde_json::json;
-
 use crate::agent::{Agents, StopSignal};
 use crate::error::{Code, Error, Result};
-use crate::platform::{Level, ObjectRuntime};
+use crate::platform::{Level, Line, LineSession, ObjectRuntime};
 use crate::protocol::ids::Timestamp;
 use crate::protocol::message::SessionStatus;
 use crate::session::{Session, Transition};
 use crate::store::{CommitError, Epoch, Store};
+use futures::future::{AbortHandle, Abortable};
 use publish::Publisher;
 
 /// How often the alarm looks after a running session, in milliseconds.
@@ -313,26 +311,20 @@ impl Producer {
 
     /// One structured log line with the session's ids. Never content, never credentials.
     fn log(&self, level: Level, event: &str, fields: &[(&str, &str)]) {
-        let mut line = json!({"event": event});
-        if let Some(object) = line.as_object_mut() {
-            if let Some(session) = self.session.borrow().as_ref() {
-                object.insert(
-                    "sessionId".into(),
-                    session.record.session_id.as_str().into(),
-                );
-                object.insert(
-                    "agentType".into(),
-                    session.record.agent_type.as_str().into(),
-                );
-                object.insert("runId".into(), session.record.run_id.as_str().into());
-                object.insert("epoch".into(), session.record.epoch.into());
-                object.insert("step".into(), session.record.step_count.into());
-            }
-            for (name, value) in fields {
-                object.insert((*name).into(), (*value).into());
-            }
-        }
-        self.runtime.log(level, &line);
+        let session = self.session.borrow();
+        let session = session.as_ref().map(|session| &session.record);
+        self.runtime.tell(&Line {
+            level,
+            event,
+            session: session.map(|record| LineSession {
+                session_id: record.session_id.as_str(),
+                agent_type: record.agent_type.as_str(),
+                run_id: record.run_id.as_str(),
+                epoch: record.epoch,
+                step: record.step_count,
+            }),
+            fields,
+        });
     }
 
     fn stored_missing(what: &str, key: &dyn fmt::Display) -> Error {

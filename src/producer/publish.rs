@@ -12,9 +12,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use serde_json::json;
 
-use crate::platform::{Level, ObjectRuntime};
+use crate::platform::{Level, Line, ObjectRuntime};
 use crate::protocol::ids::Sequence;
 use crate::protocol::sse;
 use crate::store::{Commit, Write};
@@ -145,8 +144,12 @@ impl Publisher {
         while self.durable.get() != self.committed.get() {
             let covered = self.committed.get();
             if let Err(error) = self.runtime.sync().await {
-                let line = json!({"event": "sync_failed", "error": error.message});
-                self.runtime.log(Level::Error, &line);
+                self.runtime.tell(&Line {
+                    level: Level::Error,
+                    event: "sync_failed",
+                    session: None,
+                    fields: &[("error", &error.message)],
+                });
                 break;
             }
             self.durable.set(covered);

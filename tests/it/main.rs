@@ -12,11 +12,12 @@
 
 mod children;
 mod eviction;
-mod follower;
 mod flush;
+mod follower;
 mod hooks;
 mod house;
 mod lifecycle;
+mod logging;
 mod races;
 mod routes;
 mod session;

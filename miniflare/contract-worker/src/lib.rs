@@ -1,11 +1,13 @@
-//! The store's contract suite inside Durable Objects: a Worker that is built for one test alone.
+//! What needs objects of its own in workerd: a Worker that is built for tests alone.
 //!
-//! `GET /` lists the cases; `GET /<number>` puts the platform's SQLite through one of them, in an
+//! The store's contract suite: `GET /` lists the cases; `GET /<number>` puts the platform's SQLite through one of them, in an
 //! object of its own. A broken promise is a panic, which the guard turns into a 500; its words are
-//! in the log.
+//! in the log. Below `/life` are sessions that end, in `life`.
 
 #![cfg(target_arch = "wasm32")]
 #![allow(missing_docs)] // `durable_object` writes methods without documentation.
+
+mod life;
 
 use std::rc::Rc;
 
@@ -71,6 +73,9 @@ fn clear(database: &dyn Database) -> remote_agents::Result<()> {
 #[event(fetch)]
 async fn fetch(request: Request, env: Env, _context: Context) -> worker::Result<Response> {
     let path = request.path();
+    if path.starts_with("/life/") {
+        return life::serve(request, &env).await;
+    }
     if path == "/" {
         let names: Vec<&str> = CASES.iter().map(|case| case.name).collect();
         return Response::from_json(&names);

@@ -261,6 +261,7 @@ impl World {
                     mode: ResumeMode::WithMessage,
                     message: Some("more".into()),
                     ids: ids(2),
+                    state: None,
                     idempotency: None,
                 };
                 let transition = live.session.resume(reopen, 2).unwrap();
