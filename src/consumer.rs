@@ -27,6 +27,10 @@ use crate::transport::{FrameStream, TransportError};
 #[cfg(test)]
 mod tests;
 
+/// What a call is given beyond its deadline where nothing can be learned of its child, in
+/// milliseconds.
+pub(crate) const GRACE_MS: u64 = 60_000;
+
 /// Frames that one commit takes at most.
 const BATCH_FRAMES: usize = 64;
 
@@ -60,8 +64,8 @@ pub trait CallHost {
         chunks: Vec<String>,
     ) -> Result<()>;
 
-    /// Whether a `subagent_start` in the parent's log announces this session.
-    fn announced(&self, session_id: &str, agent_type: Option<&str>) -> Result<bool>;
+    /// Whether a `subagent_start` that was forwarded from this child announces this session.
+    fn announced(&self, child: &SessionId, session_id: &str) -> Result<bool>;
 
     /// Writes a warning about a child to the log: ids and outcomes alone.
     fn note(&self, child: &SessionId, message: &str);
@@ -137,7 +141,7 @@ pub async fn run_call(
                 through,
                 chunks,
             }) => {
-                forward(&*host, &mut forwarder, &stream, through, chunks, known)?;
+                forward(&*host, &mut forwarder, &stream, through, chunks)?;
             }
             Some(effect) => {
                 if let Some(event) = cuts.race(&mut dispatch, line.carry_out(effect)).await {
@@ -167,17 +171,9 @@ fn forward(
     stream: &StreamId,
     through: Sequence,
     chunks: Vec<(Sequence, RawChunk)>,
-    known: bool,
 ) -> Result<()> {
     let child = forwarder.child().clone();
-    // Only a call that was taken up again can have missed an announcement.
-    let earlier = |session: &str| {
-        if known {
-            host.announced(session, None)
-        } else {
-            Ok(false)
-        }
-    };
+    let earlier = |session: &str| host.announced(&child, session);
     let mut stamped = Vec::with_capacity(chunks.len());
     for (sequence, chunk) in chunks {
         let forwarded = forwarder.stamp(stream, sequence, chunk, &earlier)?;
@@ -197,6 +193,9 @@ fn forward(
 struct Cuts {
     stop: Option<LocalBoxFuture<'static, ()>>,
     deadline: Option<LocalBoxFuture<'static, ()>>,
+    /// The minute after the deadline; then, once more, as long as a read may take.
+    grace: Option<LocalBoxFuture<'static, ()>>,
+    grace_told: bool,
     drained: Option<LocalBoxFuture<'static, ()>>,
     runtime: Rc<dyn Runtime>,
     patience: Duration,
@@ -205,10 +204,14 @@ struct Cuts {
 impl Cuts {
     fn new(host: &dyn CallHost, deadline: Timestamp, patience: Duration) -> Self {
         let runtime = host.runtime();
-        let left = Duration::from_millis(deadline.saturating_sub(runtime.now()));
+        let from_now = |at: Timestamp| Duration::from_millis(at.saturating_sub(runtime.now()));
+        let left = from_now(deadline);
+        let grace = from_now(deadline.saturating_add(GRACE_MS));
         Self {
             stop: Some(host.stop().wait().boxed_local()),
             deadline: Some(runtime.sleep(left)),
+            grace: Some(runtime.sleep(grace)),
+            grace_told: false,
             drained: None,
             runtime,
             patience,
@@ -222,29 +225,47 @@ impl Cuts {
         work: impl Future<Output = Event>,
     ) -> Option<Event> {
         let mut work = pin!(work);
-        if dispatch.is_draining() && self.drained.is_none() {
+        if dispatch.is_draining() && (self.drained.is_none() || dispatch.has_ended()) {
             self.drained = Some(self.runtime.sleep(self.patience));
         }
         loop {
-            let stop = pin!(waiting(&mut self.stop));
-            let deadline = pin!(waiting(&mut self.deadline));
-            let drained = pin!(waiting(&mut self.drained));
-            let cut = select(stop, select(deadline, drained));
-            let abandon = match select(work.as_mut(), cut).await {
-                Either::Left((event, _)) => return Some(event),
-                Either::Right((Either::Left(_), _)) => dispatch.handle_stop(),
-                Either::Right((Either::Right((Either::Left(_), _)), _)) => {
-                    dispatch.handle_deadline()
+            let cut = {
+                let stop = pin!(waiting(&mut self.stop).map(|()| Cut::Stop));
+                let deadline = pin!(waiting(&mut self.deadline).map(|()| Cut::Deadline));
+                let grace = pin!(waiting(&mut self.grace).map(|()| Cut::Grace));
+                let drained = pin!(waiting(&mut self.drained).map(|()| Cut::Drained));
+                let sooner = select(stop, deadline).map(|cut| cut.factor_first().0);
+                let later = select(grace, drained).map(|cut| cut.factor_first().0);
+                let first = select(sooner, later).map(|cut| cut.factor_first().0);
+                match select(work.as_mut(), first).await {
+                    Either::Left((event, _)) => return Some(event),
+                    Either::Right((cut, _)) => cut,
                 }
-                Either::Right((Either::Right((Either::Right(_), _)), _)) => {
-                    dispatch.handle_drained()
+            };
+            let abandon = match cut {
+                Cut::Stop => dispatch.handle_stop(),
+                Cut::Deadline => dispatch.handle_deadline(),
+                Cut::Grace => {
+                    if !std::mem::replace(&mut self.grace_told, true) {
+                        self.grace = Some(self.runtime.sleep(self.patience));
+                    }
+                    dispatch.handle_grace_over()
                 }
+                Cut::Drained => dispatch.handle_drained(self.runtime.now()),
             };
             if abandon == Abandon::Yes {
                 return None;
             }
         }
     }
+}
+
+/// What comes between a call and what it waits for.
+enum Cut {
+    Stop,
+    Deadline,
+    Grace,
+    Drained,
 }
 
 /// Completes once when the cut comes, and never again.

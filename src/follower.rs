@@ -541,7 +541,9 @@ impl Follower {
 /// Whether the same request may be answered later.
 fn may_pass(error: &TransportError) -> bool {
     match error {
-        TransportError::Refused { status, .. } => *status == 429 || *status >= 500,
+        TransportError::Refused { status, .. } | TransportError::Unexplained { status } => {
+            *status == 429 || *status >= 500
+        }
         TransportError::Unreachable(_)
         | TransportError::Malformed(_)
         | TransportError::Timeout(_) => true,

@@ -88,6 +88,8 @@ pub struct LineSession<'a> {
     pub epoch: u64,
     /// Its committed steps.
     pub step: u64,
+    /// The trace that its start belongs to.
+    pub trace_id: Option<&'a str>,
 }
 
 /// Writes a line as an event whose fields have names of their own. What is not among them stands in
@@ -119,6 +121,7 @@ macro_rules! trace {
                     runId = session.map(|session| session.run_id),
                     epoch = session.map(|session| session.epoch),
                     step = session.map(|session| session.step),
+                    traceId = session.and_then(|session| session.trace_id),
                     $($name = field(stringify!($name)),)*
                     more = more.as_deref(),
                 )
@@ -144,6 +147,9 @@ impl Line<'_> {
             line.insert("runId".into(), session.run_id.into());
             line.insert("epoch".into(), session.epoch.into());
             line.insert("step".into(), session.step.into());
+            if let Some(trace_id) = session.trace_id {
+                line.insert("traceId".into(), trace_id.into());
+            }
         }
         for (name, value) in self.fields {
             line.insert((*name).into(), (*value).into());

@@ -56,7 +56,7 @@ fn hosted(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
     let provider = variable(env, "MODEL_PROVIDER").unwrap_or_else(|| "offline".to_owned());
     let planner = AgentType::parse(writer::RESEARCH_AGENT_TYPE)?;
     let planner = service_binding_transport(producer(env)?, mounts::PRODUCER, planner, runtime);
-    agents::agents(model_by_name(&provider)?, planner)
+    agents::agents(model_by_name(&provider)?, Rc::new(planner))
 }
 
 fn objects(env: &Env) -> Result<ObjectNamespace> {
@@ -94,12 +94,12 @@ async fn serve(request: &Request, env: &Env, context: &Context) -> Result<Respon
         agent_type: &agent_type,
         objects: &DurableObjects::new(objects),
         children: &|child_type| {
-            service_binding_transport(
+            Rc::new(service_binding_transport(
                 binding.clone(),
                 mounts::PRODUCER,
                 child_type,
                 Rc::clone(&runtime),
-            )
+            ))
         },
     };
     let response = proxy.answer(reading, &cloudflare::head(request)?).await;

@@ -49,7 +49,7 @@ fn hosted(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
         AgentType::parse(researcher::AGENT_TYPE)?,
         runtime,
     );
-    agents::agents(model_by_name(&provider)?, researchers)
+    agents::agents(model_by_name(&provider)?, Rc::new(researchers))
 }
 
 fn objects(env: &Env) -> Result<ObjectNamespace> {

@@ -58,7 +58,35 @@ pub struct Entered<'a> {
     pub database: &'a dyn Database,
 }
 
-/// A hook after a sub-agent's call. It can fire again after a crash: set, do not append.
+/// A hook after a sub-agent's call, before its result is committed.
+///
+/// What it writes belongs to the step and is dropped with it if the parent ends before the result
+/// is committed; then the hook fires again. So fold by setting, not by appending, and let what it
+/// does outside of the state bear a repetition:
+///
+/// ```
+/// # use remote_agents::agent::{Agent, model_by_name};
+/// # use remote_agents::protocol::ids::AgentType;
+/// # use serde_json::{Map, Value, json};
+/// # fn build() -> remote_agents::error::Result<Agent> {
+/// # let agent = Agent::new(AgentType::parse("writer")?, "Write.", model_by_name("offline")?);
+/// let agent = agent.with_after_sub_agent(|payload, context| {
+///     // Only a child that ended has a state to fold, and only within `max_fold_state_bytes`.
+///     let Some(child) = payload.child_custom_state.clone() else {
+///         return Ok(());
+///     };
+///     context.update(|state: &mut Map<String, Value>| {
+///         // Under the child's id: the same call folded twice is folded once.
+///         let research = state.entry("research").or_insert_with(|| json!({}));
+///         if let Some(research) = research.as_object_mut() {
+///             research.insert(payload.sub_session_id.to_string(), json!(child["phase"]));
+///         }
+///     })
+/// });
+/// # Ok(agent)
+/// # }
+/// # assert!(build().is_ok());
+/// ```
 pub type SubAgentHook = Rc<dyn Fn(&SubAgentPayload, &ToolContext) -> Result<()>>;
 
 /// What a sub-agent's call came to.
@@ -74,7 +102,7 @@ pub struct SubAgentPayload {
     pub success: bool,
     /// The output, when it succeeded.
     pub output: Option<Value>,
-    /// The child's final state, when it completed and is not over the fold limit.
+    /// The child's final state, when it ended and is not over the fold limit.
     pub child_custom_state: Option<Value>,
 }
 

@@ -113,7 +113,14 @@ pub struct Limits {
     /// How long a local tool may take. Default 5 minutes.
     pub tool_timeout: Duration,
     /// Children that one session has in flight at once. Default 4: each holds a connection.
+    /// [`Limits::UNBOUNDED_CHILDREN`] sets no bound, 0 counts as 1. Calls beyond the bound wait in
+    /// call order, and the stream says so.
     pub max_children: usize,
+}
+
+impl Limits {
+    /// For [`Limits::max_children`]: every call of a child begins at once.
+    pub const UNBOUNDED_CHILDREN: usize = usize::MAX;
 }
 
 impl Default for Limits {

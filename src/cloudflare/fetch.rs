@@ -17,7 +17,7 @@ use crate::http::{Request, Response, refusal};
 use crate::mount::Objects;
 use crate::platform::Runtime;
 use crate::protocol::ids::{AgentType, SessionId};
-use crate::transport::{Fetch, FetchError, HttpTransport, ObjectsFetch, Transport};
+use crate::transport::{Fetch, FetchError, HttpTransport, ObjectsFetch};
 
 /// Calls another Worker over a service binding.
 #[derive(Clone, Debug)]
@@ -93,39 +93,48 @@ impl Fetch for GlobalFetch {
 }
 
 /// A transport to the agents of type `agent_type` that another Worker mounts at `base_path`.
+///
+/// No headers of the caller's choice and the default policy, as [`HttpTransport::new`] says.
 #[must_use]
 pub fn service_binding_transport(
     binding: worker::Fetcher,
     base_path: &str,
     agent_type: AgentType,
     runtime: Rc<dyn Runtime>,
-) -> Rc<dyn Transport> {
+) -> HttpTransport {
     // The authority of the address is ignored: the binding decides who answers.
     let fetch = Rc::new(BindingFetch::new(binding));
-    Rc::new(HttpTransport::new(
-        fetch,
-        runtime,
-        "http://service",
-        base_path,
-        agent_type,
-    ))
+    HttpTransport::new(fetch, runtime, "http://service", base_path, agent_type)
 }
 
 /// A transport to the objects of this Worker's own namespace that host agents of type `agent_type`.
+/// No mount stands between: the objects check the type themselves.
 #[must_use]
 pub fn object_stub_transport(
     namespace: worker::ObjectNamespace,
     agent_type: AgentType,
     runtime: Rc<dyn Runtime>,
-) -> Rc<dyn Transport> {
+) -> HttpTransport {
     let fetch = Rc::new(ObjectsFetch::new(Rc::new(DurableObjects::new(namespace))));
-    Rc::new(HttpTransport::new(
-        fetch,
+    HttpTransport::new(fetch, runtime, "http://object", "", agent_type)
+}
+
+/// A transport over the open network to the agents of type `agent_type` that the service at
+/// `base_url` (scheme and authority) mounts at `base_path`. Credentials go into its headers.
+#[must_use]
+pub fn http_transport(
+    base_url: &str,
+    base_path: &str,
+    agent_type: AgentType,
+    runtime: Rc<dyn Runtime>,
+) -> HttpTransport {
+    HttpTransport::new(
+        Rc::new(GlobalFetch),
         runtime,
-        "http://object",
-        "",
+        base_url,
+        base_path,
         agent_type,
-    ))
+    )
 }
 
 /// The object of this name, as something that answers requests.

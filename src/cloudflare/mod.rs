@@ -17,7 +17,8 @@ mod stream;
 
 pub use database::DurableDatabase;
 pub use fetch::{
-    BindingFetch, DurableObjects, GlobalFetch, object_stub_transport, service_binding_transport,
+    BindingFetch, DurableObjects, GlobalFetch, http_transport, object_stub_transport,
+    service_binding_transport,
 };
 pub use mount::serve;
 pub use object::ObjectHost;

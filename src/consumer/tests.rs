@@ -105,12 +105,11 @@ impl CallHost for Parent {
         Ok(())
     }
 
-    fn announced(&self, session_id: &str, _: Option<&str>) -> Result<bool> {
-        Ok(self
-            .chunks
-            .borrow()
-            .iter()
-            .any(|chunk| chunk["subSessionId"] == json!(session_id)))
+    fn announced(&self, child: &SessionId, session_id: &str) -> Result<bool> {
+        Ok(self.chunks.borrow().iter().any(|chunk| {
+            chunk["subSessionId"] == json!(session_id)
+                && chunk["remoteSource"]["childSessionId"] == json!(child)
+        }))
     }
 
     fn note(&self, _: &SessionId, message: &str) {

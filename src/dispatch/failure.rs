@@ -49,7 +49,7 @@ impl CallFailure {
                     .with_cause("unreachable")
                     .with_detail(error.to_string())
             }
-            TransportError::Malformed(_) => {
+            TransportError::Malformed(_) | TransportError::Unexplained { .. } => {
                 Self::new(Code::TransportError, "The sub-agent's service gave an answer that cannot be read.")
                     .with_cause("malformed_answer")
                     .with_detail(error.to_string())

@@ -33,7 +33,8 @@ pub struct CallOutcome {
     pub child_state: Option<Value>,
     /// The child's rollup and where it came from.
     pub usage: Option<(UsageRollup, RollupOrigin)>,
-    /// How the ref stands from now on: completed or failed.
+    /// How the ref stands from now on: completed or failed; stopping when the child may be at work
+    /// and could not be told to stop, so that a later reconcile tries again.
     pub status: SubStatus,
 }
 

@@ -3,7 +3,8 @@
 //! Implements the forwarding rules of section 4. It never touches `agentId`, and it never loses a
 //! field or a type that this version does not know.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
+use std::rc::Rc;
 
 use serde_json::Value;
 
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::protocol::chunk::{Origin, RawChunk, RemoteSource};
 use crate::protocol::ids::{Sequence, SessionId, StreamId};
 
-/// How many announced descendants are remembered here; others are looked up.
+/// How many announced descendants are remembered here, the latest ones; others are looked up.
 const REMEMBERED: usize = 1024;
 
 /// Tells whether a `subagent_start` in the parent's log announces this session.
@@ -30,7 +31,9 @@ pub struct Forwarded {
 #[derive(Clone, Debug)]
 pub struct Forwarder {
     child: SessionId,
-    announced: BTreeSet<String>,
+    announced: BTreeSet<Rc<str>>,
+    /// The same, the earliest first.
+    order: VecDeque<Rc<str>>,
 }
 
 impl Forwarder {
@@ -40,6 +43,7 @@ impl Forwarder {
         Self {
             child,
             announced: BTreeSet::new(),
+            order: VecDeque::new(),
         }
     }
 
@@ -51,8 +55,8 @@ impl Forwarder {
 
     /// Stamps the chunk that stands at `sequence` of the child's stream.
     ///
-    /// `earlier` is asked about descendants that this forwarder has not seen announced itself: a
-    /// parent that was restarted goes on in the middle of the child's stream.
+    /// `earlier` is asked about descendants that this forwarder does not remember: a parent that was
+    /// restarted goes on in the middle of the child's stream, and only the latest are remembered.
     ///
     /// # Errors
     /// What `earlier` says, or `INTERNAL` if a value cannot be written as JSON.
@@ -105,10 +109,18 @@ impl Forwarder {
 
     fn remember(&mut self, chunk: &RawChunk) {
         if chunk.kind() == "subagent_start"
-            && self.announced.len() < REMEMBERED
             && let Some(id) = chunk.text("subSessionId")
         {
-            self.announced.insert(id.into());
+            let id: Rc<str> = id.into();
+            if self.announced.insert(id.clone()) {
+                self.order.push_back(id);
+            }
+            // The latest stay: they may not be in the parent's log yet, where others are looked up.
+            if self.order.len() > REMEMBERED
+                && let Some(earliest) = self.order.pop_front()
+            {
+                self.announced.remove(&earliest);
+            }
         }
     }
 

@@ -86,6 +86,8 @@ pub(super) enum Phase {
 pub(super) enum Then {
     Attach,
     Status,
+    /// The start is sent again under its key: a stop waits for its answer.
+    Start,
 }
 
 /// One call to one child. See [`Effect`] and [`Event`] for how it is driven.
@@ -101,8 +103,18 @@ pub struct Dispatch {
     rewind: bool,
     /// Whether a `/start` may be on its way to the child, or was in an earlier life of the parent.
     start_sent: bool,
+    /// Whether the ref was there before this life of the parent.
+    restarted: bool,
     /// A stop that waits for the start's answer.
     stopping: bool,
+    /// The deadline has passed, and what became of the child is still being found out.
+    pub(super) overdue: bool,
+    /// The minute after the deadline has passed as well.
+    pub(super) grace_over: bool,
+    /// The terminal frame was read: nothing of the child's log is missing here.
+    heard_end: bool,
+    /// The status said that the child has ended: what is left of its stream is finite.
+    ended: bool,
     stream_retries: u32,
     pub(super) attaches: u32,
     pub(super) resumes: u32,
@@ -128,7 +140,12 @@ impl Dispatch {
             cursor: 0,
             rewind: false,
             start_sent: known,
+            restarted: known,
             stopping: false,
+            overdue: false,
+            grace_over: false,
+            heard_end: false,
+            ended: false,
             resumes: 0,
             waits: 0,
             failure: None,
@@ -160,7 +177,7 @@ impl Dispatch {
     /// Something happened. An event that the call does not wait for changes nothing.
     pub fn handle(&mut self, event: Event, now: Timestamp) {
         match (std::mem::replace(&mut self.phase, Phase::Settled), event) {
-            (Phase::Starting, Event::Started(answer)) => self.on_started(answer),
+            (Phase::Starting, Event::Started(answer)) => self.on_started(answer, now),
             (Phase::Attaching, Event::Attached) => self.go(Phase::Streaming, Effect::Next),
             (Phase::Attaching | Phase::Streaming, Event::Dropped(error)) => {
                 self.on_dropped(&error, now)
@@ -168,6 +185,9 @@ impl Dispatch {
             (Phase::Streaming, Event::Frames(frames)) => self.on_frames(frames, now),
             (Phase::Pausing(Then::Attach), Event::Slept) => self.attach(),
             (Phase::Pausing(Then::Status), Event::Slept) => self.read_status(),
+            (Phase::Pausing(Then::Start), Event::Slept) => {
+                self.go(Phase::Starting, Effect::Start);
+            }
             (Phase::Status, Event::Status(answer)) => self.on_status(answer, now),
             (Phase::Resuming, Event::Resumed(answer)) => self.on_resumed(answer),
             (Phase::Snapshot(draft), Event::Snapshot(answer)) => self.on_snapshot(*draft, answer),
@@ -178,19 +198,23 @@ impl Dispatch {
             (Phase::Draining(draft), Event::Attached) => {
                 self.go(Phase::Draining(draft), Effect::Next)
             }
-            (Phase::Draining(draft), Event::Frames(frames)) => self.on_drained(draft, frames),
-            (Phase::Draining(draft), Event::Dropped(_)) => self.conclude(*draft),
+            (Phase::Draining(draft), Event::Frames(frames)) => {
+                self.on_drained(draft, frames, now);
+            }
+            (Phase::Draining(draft), Event::Dropped(_)) => self.conclude_unheard(*draft, now),
             (phase, _) => self.phase = phase,
         }
     }
 
     /// The parent is asked to stop: the child is interrupted, and the call settles interrupted.
     ///
-    /// A start that is under way is settled first. A call that was never sent settles at once. A
-    /// child whose end is known already keeps it.
+    /// A start that is under way is settled first, and sent again under its key as long as it is
+    /// not answered. A call that was never sent settles at once. A child whose end is known
+    /// already keeps it.
     pub fn handle_stop(&mut self) -> Abandon {
-        let failure = CallFailure::new(Code::RunInterrupted, "The call was interrupted.");
+        let failure = interrupted();
         match self.phase {
+            _ if self.stopping => Abandon::No,
             Phase::Starting if self.start_sent => {
                 self.stopping = true;
                 Abandon::No
@@ -205,33 +229,68 @@ impl Dispatch {
     }
 
     /// The call's time is over: the child is interrupted, and the call settles `run_timeout`.
+    ///
+    /// Where the child is not being heard, its status is read first: it may have ended while the
+    /// parent was away, and then its result counts. [`Self::handle_grace_over`] bounds that.
     pub fn handle_deadline(&mut self) -> Abandon {
-        if self.stopping {
-            return self.cut(CallFailure::new(
-                Code::RunInterrupted,
-                "The call was interrupted.",
-            ));
+        match self.phase {
+            Phase::Interrupting(_)
+            | Phase::Draining(_)
+            | Phase::Snapshot(_)
+            | Phase::Usage(_)
+            | Phase::Settled => Abandon::No,
+            _ if self.stopping => Abandon::No,
+            Phase::Streaming => self.cut(run_timeout()),
+            Phase::Starting if !self.restarted => self.cut(run_timeout()),
+            Phase::Status => {
+                self.overdue = true;
+                Abandon::No
+            }
+            _ => {
+                self.overdue = true;
+                self.keep_done_effects();
+                self.read_status();
+                Abandon::Yes
+            }
         }
-        self.cut(
-            CallFailure::new(Code::RunTimeout, "The sub-agent did not finish in time.")
-                .with_cause("deadline"),
-        )
     }
 
-    /// Whether the call only waits for the end of a child that was told to stop. The driver bounds
-    /// this wait and then says [`Self::handle_drained`].
+    /// The minute after the deadline is over as well: a start that was to be stopped has not been
+    /// answered, or the status stayed unreadable. Neither is waited for any longer, but what is on
+    /// its way may still arrive: a parent that was away for long asks at least once. The driver says
+    /// it a second time when it has waited for that as long as for a read.
+    pub fn handle_grace_over(&mut self) -> Abandon {
+        let first = !std::mem::replace(&mut self.grace_over, true);
+        match self.phase {
+            Phase::Starting if self.stopping && self.restarted && first => Abandon::No,
+            _ if self.stopping => self.cut(interrupted()),
+            Phase::Pausing(Then::Status) if self.overdue => {
+                self.cut(CallFailure::lost("status_unreachable"))
+            }
+            _ => Abandon::No,
+        }
+    }
+
+    /// Whether the call only waits for the last words of a child that was told to stop or that has
+    /// ended. The driver bounds this wait and then says [`Self::handle_drained`].
     #[must_use]
     pub fn is_draining(&self) -> bool {
         matches!(self.phase, Phase::Draining(_))
     }
 
+    /// Whether what is still to be heard is known to be finite: then each part may take as long as
+    /// a read may, not all of it together.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
     /// The wait for the child's end has taken long enough.
-    pub fn handle_drained(&mut self) -> Abandon {
+    pub fn handle_drained(&mut self, now: Timestamp) -> Abandon {
         match std::mem::replace(&mut self.phase, Phase::Settled) {
             Phase::Draining(draft) => {
-                self.effects
-                    .retain(|effect| matches!(effect, Effect::Forward { .. } | Effect::Note(_)));
-                self.conclude(*draft);
+                self.keep_done_effects();
+                self.conclude_unheard(*draft, now);
                 Abandon::Yes
             }
             phase => {
@@ -250,18 +309,22 @@ impl Dispatch {
             | Phase::Usage(_)
             | Phase::Settled => Abandon::No,
             _ => {
-                // What is queued and not yet done belongs to the effect that is dropped now, except
-                // for chunks: those have been taken from the stream and are written all the same.
-                self.effects.retain(|effect| {
-                    matches!(
-                        effect,
-                        Effect::Identify { .. } | Effect::Forward { .. } | Effect::Note(_)
-                    )
-                });
+                self.keep_done_effects();
                 self.interrupt(Draft::failed(failure));
                 Abandon::Yes
             }
         }
+    }
+
+    /// Drops what is queued and not yet done: it belongs to the effect that is dropped now. Not so
+    /// chunks: those have been taken from the stream and are written all the same.
+    fn keep_done_effects(&mut self) {
+        self.effects.retain(|effect| {
+            matches!(
+                effect,
+                Effect::Identify { .. } | Effect::Forward { .. } | Effect::Note(_)
+            )
+        });
     }
 
     pub(super) fn go(&mut self, phase: Phase, effect: Effect) {
@@ -324,16 +387,24 @@ impl Dispatch {
         self.attach();
     }
 
-    fn on_started(&mut self, answer: Result<StartResponse, TransportError>) {
+    fn on_started(&mut self, answer: Result<StartResponse, TransportError>, now: Timestamp) {
         let known = match &answer {
             Ok(started) => Some(StreamId::parse(&started.stream_id).ok()),
             Err(error) => attach_instead(error),
         };
         if self.stopping {
-            let failure = CallFailure::new(Code::RunInterrupted, "The call was interrupted.");
             return match answer {
-                Err(error) if never_begun(&error) => self.settle(Draft::failed(failure)),
-                _ => self.interrupt(Draft::failed(failure)),
+                Err(error) if never_begun(&error) => self.settle(Draft::failed(interrupted())),
+                Err(error) if known.is_none() && may_pass(&error) && !self.grace_over => {
+                    self.note(format!(
+                        "a start that is to be stopped is not answered: {error}"
+                    ));
+                    self.pause(Then::Start, retry_after(&error), now);
+                }
+                _ => {
+                    self.stopping = false;
+                    self.interrupt(Draft::failed(interrupted()));
+                }
             };
         }
         match (known, answer) {
@@ -378,12 +449,18 @@ impl Dispatch {
     }
 
     /// Forwards the chunks that are new; the terminal frame, if it came.
-    fn take_chunks(&mut self, frames: Vec<Frame>) -> Option<Frame> {
+    fn take_chunks(&mut self, frames: Vec<Frame>, now: Timestamp) -> Option<Frame> {
         let mut chunks = Vec::new();
         let mut last = None;
         for frame in frames {
             match frame {
                 Frame::Chunk { sequence, chunk } if sequence > self.cursor => {
+                    // The child's own log has no such hole. The number below the chunk is one that
+                    // is missing, so nothing else will ever stand under it.
+                    let before = sequence.saturating_sub(1);
+                    if before > self.cursor {
+                        chunks.push((before, self.resync_chunk("child_gap", now)));
+                    }
                     self.cursor = sequence;
                     chunks.push((sequence, chunk));
                 }
@@ -404,16 +481,43 @@ impl Dispatch {
         last
     }
 
-    /// Forwards what a child says that was told to stop, up to its end.
-    fn on_drained(&mut self, draft: Box<Draft>, frames: Vec<Frame>) {
-        match self.take_chunks(frames) {
+    /// Forwards what a child still says that was told to stop or has ended, up to its end.
+    fn on_drained(&mut self, draft: Box<Draft>, frames: Vec<Frame>, now: Timestamp) {
+        match self.take_chunks(frames, now) {
             None => self.go(Phase::Draining(draft), Effect::Next),
-            Some(_) => self.conclude(*draft),
+            Some(last) if tells_the_end(&last) => self.conclude(*draft),
+            Some(_) => self.conclude_unheard(*draft, now),
         }
     }
 
+    /// The child has ended and its stream was not read to the end: what is left of it is forwarded
+    /// before the call settles.
+    pub(super) fn hear_out(&mut self, draft: Draft) {
+        match self.stream.clone().filter(|_| !self.heard_end) {
+            Some(stream) => {
+                self.ended = true;
+                let from = Position::At(self.cursor);
+                self.go(
+                    Phase::Draining(Box::new(draft)),
+                    Effect::Attach { from, stream },
+                );
+            }
+            None => self.conclude(draft),
+        }
+    }
+
+    /// What is left of the child's stream cannot be had. The log says so in the child's name, under
+    /// a number that is above all that was forwarded.
+    fn conclude_unheard(&mut self, draft: Draft, now: Timestamp) {
+        self.cursor = self.cursor.saturating_add(1);
+        let chunk = self.resync_chunk("child_incomplete", now);
+        self.forward(vec![(self.cursor, chunk)]);
+        self.conclude(draft);
+    }
+
     fn on_frames(&mut self, frames: Vec<Frame>, now: Timestamp) {
-        let last = self.take_chunks(frames);
+        let last = self.take_chunks(frames, now);
+        self.heard_end = last.as_ref().is_some_and(tells_the_end);
         match last {
             None => self.go(Phase::Streaming, Effect::Next),
             Some(Frame::End(end)) if end.status == SessionStatus::Completed => {
@@ -458,6 +562,7 @@ impl Dispatch {
             verdict,
             state,
             usage,
+            untold: false,
         });
     }
 
@@ -495,7 +600,7 @@ impl Dispatch {
                 self.stream = told.or_else(|| self.stream.take());
                 self.cursor = target;
                 self.rewind = false;
-                let chunk = self.resync_chunk(now);
+                let chunk = self.resync_chunk("child_truncated", now);
                 self.forward(vec![(target, chunk)]);
                 self.attach();
             }
@@ -510,10 +615,10 @@ impl Dispatch {
         }
     }
 
-    fn resync_chunk(&self, now: Timestamp) -> RawChunk {
+    fn resync_chunk(&self, reason: &str, now: Timestamp) -> RawChunk {
         let mut fields = Map::new();
         fields.insert("type".into(), json!("stream_resync"));
-        fields.insert("reason".into(), json!("child_truncated"));
+        fields.insert("reason".into(), json!(reason));
         fields.insert("agentId".into(), json!(self.terms.child.as_str()));
         fields.insert("agentType".into(), json!(self.terms.agent_type.as_str()));
         fields.insert("timestamp".into(), json!(now));
@@ -522,8 +627,26 @@ impl Dispatch {
     }
 }
 
+fn interrupted() -> CallFailure {
+    CallFailure::new(Code::RunInterrupted, "The call was interrupted.")
+}
+
+pub(super) fn run_timeout() -> CallFailure {
+    CallFailure::new(Code::RunTimeout, "The sub-agent did not finish in time.")
+        .with_cause("deadline")
+}
+
+/// Whether nothing of the run follows this frame.
+fn tells_the_end(frame: &Frame) -> bool {
+    match frame {
+        Frame::End(_) => true,
+        Frame::Error(error) => !error.recoverable && error.code != Code::Truncated.as_str(),
+        Frame::Chunk { .. } | Frame::CaughtUp { .. } => false,
+    }
+}
+
 /// For a refusal that means "attach": the stream that it names, if it names one.
-pub(super) fn attach_instead(error: &TransportError) -> Option<Option<StreamId>> {
+pub(crate) fn attach_instead(error: &TransportError) -> Option<Option<StreamId>> {
     match error {
         TransportError::Refused { envelope, .. } => match envelope.known_code() {
             Some(Code::AlreadyRunning | Code::AlreadyCompleted) => Some(
@@ -550,7 +673,9 @@ fn never_begun(error: &TransportError) -> bool {
 /// Whether the same request may be answered later.
 pub(super) fn may_pass(error: &TransportError) -> bool {
     match error {
-        TransportError::Refused { status, .. } => *status == 429 || *status >= 500,
+        TransportError::Refused { status, .. } | TransportError::Unexplained { status } => {
+            *status == 429 || *status >= 500
+        }
         TransportError::Unreachable(_)
         | TransportError::Malformed(_)
         | TransportError::Timeout(_) => true,

@@ -20,4 +20,6 @@ pub use effect::{Abandon, Effect, Event};
 pub(crate) use fold::rollup;
 pub use fold::{CallOutcome, message_for};
 pub use forward::{Announced, Forwarded, Forwarder};
+pub(crate) use machine::attach_instead;
 pub use machine::{Dispatch, Terms};
+pub(crate) use recovery::lost_cause;

@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::fold::{checked_output, rollup};
-use super::machine::{Phase, Then, attach_instead, may_pass, retry_after};
+use super::machine::{Phase, Then, attach_instead, may_pass, retry_after, run_timeout};
 use super::{CallOutcome, Dispatch, Effect};
 use crate::error::Code;
 use crate::protocol::ids::{Position, StreamId, Timestamp};
@@ -15,6 +15,7 @@ use crate::protocol::message::{
 };
 use crate::protocol::usage::{RollupOrigin, UsageRollup};
 use crate::session::CallFailure;
+use crate::store::SubStatus;
 use crate::transport::TransportError;
 
 /// A verdict with the folds that are still to be read.
@@ -23,6 +24,8 @@ pub(super) struct Draft {
     pub(super) verdict: Result<Value, CallFailure>,
     pub(super) state: Fold<Value>,
     pub(super) usage: Fold<(UsageRollup, RollupOrigin)>,
+    /// The child may be at work and could not be told to stop.
+    pub(super) untold: bool,
 }
 
 /// One fold.
@@ -52,6 +55,7 @@ impl Draft {
             verdict: Err(failure),
             state: Fold::Skipped,
             usage: Fold::Skipped,
+            untold: false,
         }
     }
 
@@ -61,6 +65,7 @@ impl Draft {
             verdict,
             state: Fold::Wanted,
             usage: Fold::Wanted,
+            untold: false,
         }
     }
 
@@ -81,25 +86,21 @@ impl Dispatch {
     ) {
         match answer {
             Ok(status) => self.judge(status, now),
-            Err(TransportError::Refused { envelope, .. })
-                if envelope.known_code() == Some(Code::NotFound) =>
-            {
-                self.settle(Draft::failed(CallFailure::lost("not_found")));
-            }
-            Err(error) if may_pass(&error) => self.on_status_unreadable(&error, now),
-            Err(TransportError::Refused { envelope, .. }) => {
-                self.settle(Draft::failed(CallFailure::lost(format!(
-                    "refused:{}",
-                    envelope.code
-                ))));
-            }
-            Err(error) => self.refuse(&error),
+            Err(error) => match lost_cause(&error) {
+                Some(cause) => self.settle(Draft::failed(CallFailure::lost(cause))),
+                None if may_pass(&error) => self.on_status_unreadable(&error, now),
+                None => self.refuse(&error),
+            },
         }
     }
 
     /// Nothing is known of the child now. That is no reason to give it up before the deadline,
     /// unless its stream has told a failure already.
     fn on_status_unreadable(&mut self, error: &TransportError, now: Timestamp) {
+        if self.overdue && self.grace_over {
+            self.note(format!("the child's status cannot be read: {error}"));
+            return self.interrupt(Draft::failed(CallFailure::lost("status_unreachable")));
+        }
         if let Some(frame) = &self.failure {
             self.attaches = self.attaches.saturating_sub(1);
             if self.attaches == 0 {
@@ -116,6 +117,9 @@ impl Dispatch {
     }
 
     fn judge(&mut self, status: StatusResponse, now: Timestamp) {
+        if self.overdue && status.status == SessionStatus::Running {
+            return self.interrupt(Draft::failed(run_timeout()));
+        }
         if self.stream.is_none() {
             match status
                 .stream_id
@@ -135,16 +139,16 @@ impl Dispatch {
         match status.status {
             SessionStatus::Completed => self.on_ended_with_output(status.output),
             SessionStatus::Interrupted if status.output.is_some() => self.on_ended_with_output(status.output),
-            SessionStatus::Interrupted => self.conclude(Draft::counted(
+            SessionStatus::Interrupted => self.hear_out(Draft::counted(
                 CallFailure::new(Code::RunInterrupted, "The sub-agent was interrupted.")
                     .with_cause("child_interrupted"),
             )),
-            SessionStatus::Failed => self.conclude(Draft::of_ended(Err(CallFailure::of_child(
+            SessionStatus::Failed => self.hear_out(Draft::of_ended(Err(CallFailure::of_child(
                 status.error_code.as_deref(),
                 status.error.as_deref(),
                 status.error_detail.as_deref(),
             )))),
-            SessionStatus::Paused => self.conclude(Draft::counted(
+            SessionStatus::Paused => self.hear_out(Draft::counted(
                 CallFailure::new(
                     Code::ClientToolUnsupported,
                     "The sub-agent waits for a client tool or an approval, which cannot cross services.",
@@ -160,7 +164,7 @@ impl Dispatch {
     }
 
     fn on_ended_with_output(&mut self, output: Option<Value>) {
-        self.conclude(Draft::of_ended(checked_output(
+        self.hear_out(Draft::of_ended(checked_output(
             output,
             self.terms.output.as_ref(),
         )));
@@ -269,7 +273,10 @@ impl Dispatch {
             Err(error) if attach_instead(&error).is_some() => draft.usage = Fold::Wanted,
             Err(TransportError::Refused { envelope, .. })
                 if envelope.known_code() == Some(Code::NotFound) => {}
-            Err(error) => self.note(format!("the child could not be told to stop: {error}")),
+            Err(error) => {
+                draft.untold = true;
+                self.note(format!("the child could not be told to stop: {error}"));
+            }
         }
         let told = draft.usage == Fold::Wanted;
         match self.stream.clone().filter(|_| told) {
@@ -287,12 +294,37 @@ impl Dispatch {
     }
 
     pub(super) fn settle(&mut self, draft: Draft) {
-        let outcome = CallOutcome::new(
+        let mut outcome = CallOutcome::new(
             draft.verdict,
             draft.state.into_option(),
             draft.usage.into_option(),
         );
+        if draft.untold {
+            outcome.status = SubStatus::Stopping;
+        }
         self.go(Phase::Settled, Effect::Settle(Box::new(outcome)));
+    }
+}
+
+/// Why a child whose status was refused cannot be found any more; `None` when that is not said.
+///
+/// A 404 without an envelope counts as one with it: whoever answers in the producer's place does
+/// not know the session either.
+pub(crate) fn lost_cause(error: &TransportError) -> Option<String> {
+    match error {
+        TransportError::Refused { envelope, .. }
+            if envelope.known_code() == Some(Code::NotFound) =>
+        {
+            Some("not_found".into())
+        }
+        TransportError::Unexplained { status: 404 } => Some("not_found".into()),
+        TransportError::Refused { envelope, .. } if !may_pass(error) => {
+            Some(format!("refused:{}", envelope.code))
+        }
+        TransportError::Unexplained { status } if !may_pass(error) => {
+            Some(format!("refused:http_{status}"))
+        }
+        _ => None,
     }
 }
 

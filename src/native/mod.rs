@@ -4,10 +4,12 @@
 //! could do more, so that what passes natively passes there. Section 4 of the platform's rules for
 //! SQLite is in [`database`].
 
+mod client;
 pub mod database;
 mod objects;
 mod runtime;
 
+pub use client::{HttpClient, http_transport};
 pub use database::RusqliteDatabase;
 pub use objects::{CommitMoment, LocalObjects, MakeAgents, MountFetch, OnCommit};
 pub use runtime::{LocalRuntime, LogSink};

@@ -242,6 +242,7 @@ impl Draft {
         ModelAnswer {
             text: self.text,
             calls,
+            queued: Vec::new(),
             cut: false,
             model: model.into(),
             tokens: self.usage.unwrap_or_default(),

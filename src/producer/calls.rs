@@ -9,6 +9,7 @@ use futures::StreamExt as _;
 use futures::future::{Either, LocalBoxFuture, join, join_all, select};
 use futures::stream;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 use super::{Halt, Producer};
 use crate::agent::tool::call_key;
@@ -25,7 +26,7 @@ use crate::protocol::message::{ParentRef, StartRequest};
 use crate::protocol::request::{DEPTH_LIMIT, too_deep};
 use crate::session::{CallFailure, ChildSettled};
 use crate::store::{
-    Database, Epoch, SubRemote, SubSessionRecord, ToolCall, ToolCallRecord, ToolOutcome,
+    Database, Epoch, SubRemote, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord, ToolOutcome,
 };
 
 /// What carries a call out.
@@ -160,6 +161,18 @@ impl CallSide {
     ) -> LocalBoxFuture<'static, Result<(), Halt>> {
         Box::pin(async move {
             self.started()?;
+            if let Route::Unknown = route
+                && let Some(child) = self.forsaken()?
+            {
+                let sentence = "The agent no longer has the sub-agent that this call went to.";
+                let failure = CallFailure::new(Code::NotSupported, sentence);
+                let settled = ChildSettled {
+                    status: SubStatus::Stopping,
+                    usage: None,
+                    untold: true,
+                };
+                return self.finished(failure.to_outcome(), Some((child, settled)));
+            }
             let outcome = match route {
                 Route::Finish => Some(finish(&agent, &record.call)),
                 Route::Local(tool) => self.execute(&agent, &*tool, &record).await?,
@@ -173,6 +186,14 @@ impl CallSide {
                 None => Ok(()),
             }
         })
+    }
+
+    /// The child that this call had begun when its tool still was a sub-agent.
+    fn forsaken(&self) -> Result<Option<SubSessionRecord>> {
+        let children = self.producer.open_children()?;
+        Ok(children
+            .into_iter()
+            .find(|child| child.tool_call_id == self.tool_call_id))
     }
 
     /// Runs a local tool; `None` when a stop cut it off.
@@ -252,8 +273,30 @@ impl CallSide {
                 }
             };
             let child = spec.request.session_id.clone();
-            let outcome = run_call(self.clone(), sub.clone(), spec).await?;
+            let traced = self.traced(&sub, &child)?;
+            let outcome = run_call(self.clone(), traced, spec).await?;
             self.settle_child(&agent, &sub, child, outcome)
+        })
+    }
+
+    /// The sub-agent as this call reaches it: as a span of the session's trace, if it has one. The
+    /// span is derived, so that a repeated execution is part of the same.
+    fn traced(&self, sub: &Rc<SubAgent>, child: &SessionId) -> Result<Rc<SubAgent>> {
+        let trace = self
+            .producer
+            .read(|session| session.record.origin.trace.clone())?
+            .flatten();
+        let transport = trace.and_then(|trace| {
+            let digest = Sha256::digest(child.as_str());
+            let span = digest.first_chunk::<8>().copied().unwrap_or_default();
+            sub.transport.traced(&trace.with_span(span))
+        });
+        Ok(match transport {
+            Some(transport) => Rc::new(SubAgent {
+                transport,
+                ..(**sub).clone()
+            }),
+            None => sub.clone(),
         })
     }
 
@@ -333,6 +376,7 @@ impl CallSide {
         let settled = ChildSettled {
             status: outcome.status,
             usage: outcome.usage,
+            untold: outcome.status == SubStatus::Stopping,
         };
         let record = self
             .producer
@@ -550,8 +594,8 @@ impl CallHost for CallSide {
         self.apply(|session, now| session.forwarded(child, stream.clone(), through, chunks, now))
     }
 
-    fn announced(&self, session_id: &str, agent_type: Option<&str>) -> Result<bool> {
-        self.producer.store.announced(session_id, agent_type)
+    fn announced(&self, child: &SessionId, session_id: &str) -> Result<bool> {
+        self.producer.store.announced_by(child.as_str(), session_id)
     }
 
     fn note(&self, child: &SessionId, message: &str) {

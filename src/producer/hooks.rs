@@ -13,6 +13,7 @@ use crate::agent::hooks::{changed, fields};
 use crate::agent::{Agent, Completing, Identity, Settled, SettledOutcome};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
+use crate::protocol::message::SessionStatus;
 use crate::protocol::usage::UsageRollup;
 use crate::session::{Settlement, Transition};
 use crate::store::{DueHook, Epoch, RunRecord, Write};
@@ -108,8 +109,38 @@ impl Producer {
         transition
     }
 
+    /// Begins an attempt of a hook that is owed; nobody waits for it.
+    pub(super) async fn begin_hook(self: &Rc<Self>, agent: Rc<Agent>, due: DueHook) -> Result<()> {
+        self.hook_at_work.set(true);
+        let this = self.clone();
+        self.runtime.spawn(Box::pin(async move {
+            let at_work = AtWork(this.clone());
+            let attempted = this.attempt_hook(&agent, due).await;
+            drop(at_work);
+            let seen_to = match attempted {
+                Ok(()) => this.after_hook().await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = seen_to {
+                // The alarm is armed still and comes back to it.
+                let fields = [("code", error.code.as_str()), ("error", &*error.message)];
+                this.log(Level::Warn, "settled_hook_not_stored", &fields);
+            }
+        }));
+        // Whatever ends this object now, the alarm finds the hook again.
+        self.arm_watchdog().await
+    }
+
+    /// A run that has begun while a hook was at work has its own alarm.
+    async fn after_hook(self: &Rc<Self>) -> Result<()> {
+        match self.read(|session| session.record.status)? {
+            None | Some(SessionStatus::Running) => Ok(()),
+            Some(_) => self.arm_at_rest(&[]).await,
+        }
+    }
+
     /// Makes one attempt of a hook that is owed.
-    pub(super) async fn attempt_hook(self: &Rc<Self>, agent: &Agent, due: DueHook) -> Result<()> {
+    async fn attempt_hook(self: &Rc<Self>, agent: &Agent, due: DueHook) -> Result<()> {
         let ids = [
             ("settledRunId", due.run_id.as_str()),
             ("status", due.status.as_str()),
@@ -136,15 +167,10 @@ impl Producer {
         };
         self.apply(|session, _| Ok(session.hook(Write::DueHook(begun))))?;
         let limit = self.runtime.sleep(agent.limits.tool_timeout);
-        self.hook_at_work.set(true);
-        let at_work = AtWork(self.clone());
-        // Whatever ends this object now, the alarm finds the hook again.
-        self.arm_watchdog().await?;
         let outcome = match select(hook(settled), limit).await {
             Either::Left((outcome, _)) => outcome,
             Either::Right(_) => Err(Error::new(Code::RunTimeout, "The hook took too long.")),
         };
-        drop(at_work);
         if self.read(|session| session.record.stream_id.clone())? != life {
             // The session was deleted meanwhile.
             return Ok(());

@@ -13,8 +13,8 @@ use super::publish::Publisher;
 use crate::agent::{Agent, SubAgent};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
-use crate::protocol::ids::Timestamp;
-use crate::protocol::message::{SessionStatus, StopRequest};
+use crate::protocol::ids::{SessionId, Timestamp};
+use crate::protocol::message::StopRequest;
 use crate::session::{SPANS_AT_ONCE, next_expiry, retention};
 use crate::store::{Database, DueHook, SqlValue, SubSessionRecord};
 
@@ -78,30 +78,30 @@ impl Producer {
             .map_err(|_| Error::internal("the object has ended"))?
     }
 
-    /// Does what is due for a session at rest, and arms the alarm for what is due next: for nothing,
-    /// where no policy wants anything.
-    pub(super) async fn rest(self: &Rc<Self>) -> Result<()> {
+    /// Does what is due for a session at rest, and arms the alarm for what is due next: a hook that
+    /// is owed, a policy's instant, or a child that has to be looked at, less those in `done`. For
+    /// nothing, where there is none of these.
+    pub(super) async fn arm_at_rest(self: &Rc<Self>, done: &[SessionId]) -> Result<()> {
         loop {
-            // A run may have begun while a hook was at work: it has its own alarm.
-            let status = self.read(|session| session.record.status)?;
-            if status == Some(SessionStatus::Running) {
-                return Ok(());
-            }
             let Some(agent) = self.agent()? else {
                 return self.runtime.set_alarm(None).await;
             };
+            let child = self.next_child(done)?;
             match self.due(&agent)? {
-                Some((_, Due::Hook(_))) if self.hook_at_work.get() => {
-                    return self.arm_watchdog().await;
+                Some((at, due)) if at <= self.now() => match due {
+                    Due::Hook(_) if self.hook_at_work.get() => return self.arm_watchdog().await,
+                    Due::Hook(due) => return self.begin_hook(agent, due).await,
+                    Due::Trim => self.trim()?,
+                    Due::Expiry => {
+                        self.log(Level::Info, "expired", &[]);
+                        return self.delete().await;
+                    }
+                },
+                later => {
+                    let policy = later.map(|(at, _)| at);
+                    let next = policy.into_iter().chain(child).min();
+                    return self.runtime.set_alarm(next).await;
                 }
-                None => return self.runtime.set_alarm(None).await,
-                Some((at, _)) if at > self.now() => return self.runtime.set_alarm(Some(at)).await,
-                Some((_, Due::Expiry)) => {
-                    self.log(Level::Info, "expired", &[]);
-                    return self.delete().await;
-                }
-                Some((_, Due::Trim)) => self.trim()?,
-                Some((_, Due::Hook(due))) => self.attempt_hook(&agent, due).await?,
             }
         }
     }

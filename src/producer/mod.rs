@@ -12,6 +12,7 @@ mod calls;
 mod hooks;
 mod lifecycle;
 mod publish;
+mod reconcile;
 mod retention;
 mod routes;
 mod run;
@@ -100,7 +101,12 @@ impl Producer {
     /// alarm again as long as the session is running; does what is due for a session at rest. Never
     /// fails: a failure is logged, and the alarm is armed all the same.
     pub async fn alarm(self: &Rc<Self>) {
-        if let Err(error) = self.kick().await {
+        let at_rest = self.read(|session| session.record.status != SessionStatus::Running);
+        let looked_after = match at_rest {
+            Ok(Some(true)) => self.rest().await,
+            _ => self.kick().await,
+        };
+        if let Err(error) = looked_after {
             self.log(
                 Level::Error,
                 "watchdog",
@@ -131,7 +137,7 @@ impl Producer {
             return Ok(());
         };
         if status != SessionStatus::Running {
-            return self.rest().await;
+            return self.arm_at_rest(&[]).await;
         }
         if !self.is_executing() {
             self.apply(Session::wake)?;
@@ -172,7 +178,7 @@ impl Producer {
                         this.read(|session| session.record.status != SessionStatus::Running);
                     if matches!(at_rest, Ok(Some(true)))
                         && !this.is_executing()
-                        && let Err(error) = this.rest().await
+                        && let Err(error) = this.arm_at_rest(&[]).await
                     {
                         // The watchdog is armed still and comes back to it.
                         this.log(
@@ -322,6 +328,7 @@ impl Producer {
                 run_id: record.run_id.as_str(),
                 epoch: record.epoch,
                 step: record.step_count,
+                trace_id: record.origin.trace.as_ref().map(|trace| trace.trace_id()),
             }),
             fields,
         });

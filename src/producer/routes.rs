@@ -17,12 +17,13 @@ use crate::http::{Request, Response, json as json_answer, refusal};
 use crate::platform::Level;
 use crate::protocol::canonical;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId};
-use crate::protocol::message::{ResumeMode, StartResponse, StopResponse};
+use crate::protocol::message::{ResumeMode, SessionStatus, StartResponse, StopResponse};
 use crate::protocol::request::{
     SessionQuery, SseQuery, idempotency_key, parameter, parse_resume, parse_start, parse_stop,
 };
 use crate::protocol::route::Action;
-use crate::session::{Accepted, Begin, EntryIds, Reopen, Session};
+use crate::protocol::trace::TraceContext;
+use crate::session::{Accepted, Begin, EntryIds, Healed, Reopen, Session};
 use crate::store::{IdempotencyRecord, RunRecord, SessionOrigin, StopKind};
 
 impl Producer {
@@ -178,8 +179,10 @@ impl Producer {
             let refused = self
                 .read(Session::refuse_start)?
                 .ok_or_else(Error::not_found)?;
-            if refused.code == Code::AlreadyRunning {
-                self.kick().await?;
+            // A refusal writes nothing, and a run without a runner is looked after all the same.
+            let running = self.read(|session| session.record.status == SessionStatus::Running)?;
+            if running == Some(true) && !self.is_executing() {
+                self.runtime.set_alarm(Some(self.now())).await?;
             }
             return Err(refused);
         }
@@ -221,6 +224,7 @@ impl Producer {
                         user_id: request.user_id.clone(),
                         tags: request.tags.clone(),
                         metadata: request.metadata.clone(),
+                        trace: TraceContext::from_headers(headers),
                     },
                     idempotency: idempotency.clone(),
                     ids: ids.clone(),
@@ -264,6 +268,12 @@ impl Producer {
         } else {
             ResumeMode::Continue
         });
+        let healed = self.healed(&agent, mode).await?;
+        // Reading children has taken its time: the same key may have come in meanwhile.
+        if let Some(answer) = self.replay(key.as_ref())? {
+            self.kick().await?;
+            return Ok(answer);
+        }
         let ids = self.entropy_ids();
         let stream_id = self
             .read(|session| session.record.stream_id.to_string())?
@@ -280,6 +290,7 @@ impl Producer {
             message: request.message.clone(),
             state: None,
             idempotency,
+            healed,
             ids,
         };
         // What is refused anyway does not come to the hook.
@@ -344,6 +355,22 @@ impl Producer {
         })
     }
 
+    /// The calls that the entry leaves behind. A session that is entered by someone else while its
+    /// children are read is looked at again.
+    async fn healed(self: &Rc<Self>, agent: &Rc<Agent>, mode: ResumeMode) -> Result<Vec<Healed>> {
+        loop {
+            let before = self.read(|session| (session.record.epoch, session.record.status))?;
+            if matches!(before, Some((_, SessionStatus::Running))) {
+                // Refused by the machine.
+                return Ok(Vec::new());
+            }
+            let healed = self.calls_left_behind(agent, mode).await?;
+            if self.read(|session| (session.record.epoch, session.record.status))? == before {
+                return Ok(healed);
+            }
+        }
+    }
+
     async fn begin_execution(self: &Rc<Self>, event: &str) -> Result<()> {
         self.launch()?;
         self.log(Level::Info, event, &[]);
@@ -368,11 +395,14 @@ impl Producer {
         let request = parse_stop(body)?;
         self.expect(agent_type, &request.session_id)?;
         let run = self.latest_run()?;
+        let children = self.called_children()?;
         let now = self.now();
         let outcome = self
             .read(|session| match kind {
-                StopKind::Interrupt => session.interrupt(request.reason.clone(), run, now),
-                StopKind::Abort => session.abort(request.reason.clone(), run, now),
+                StopKind::Interrupt => {
+                    session.interrupt(request.reason.clone(), run, children, now)
+                }
+                StopKind::Abort => session.abort(request.reason.clone(), run, children, now),
             })?
             .ok_or_else(Error::not_found)??;
         if let Some(transition) = outcome.transition {

@@ -17,7 +17,7 @@ use crate::error::{Code, Error, Result};
 use crate::platform::Level;
 use crate::protocol::request::{DEPTH_LIMIT, too_deep};
 use crate::session::{ModelAnswer, Next, Settlement};
-use crate::store::{Epoch, Failure, MessageRecord, Stop, SubSessionRecord, SubStatus};
+use crate::store::{Epoch, Failure, MessageRecord, Stop, ToolCall};
 
 /// Waits before a model call is tried again, in seconds.
 const MODEL_RETRY_SECONDS: [u64; 3] = [1, 2, 4];
@@ -44,9 +44,9 @@ impl Producer {
                 Code::RunAttemptsExhausted,
                 "The run was restarted too often without progress.",
             );
-            self.stop_children(epoch, &agent, &stop).await?;
             return self.fail(epoch, failure).await;
         }
+        self.reconcile(epoch, &agent).await?;
         loop {
             let present = self.read(|session| (session.record.epoch, session.next()))?;
             match present.map(|(current, next)| (current == epoch, next)) {
@@ -146,7 +146,8 @@ impl Producer {
                         self.discard(epoch, agent, &answer, error)
                     }
                     Some(_) => {
-                        let answer = answer.finish(agent.model.name());
+                        let mut answer = answer.finish(agent.model.name());
+                        answer.queued = queued(agent, &answer.calls);
                         self.apply_in(epoch, |session, now| session.answer(answer, now))?;
                         Ok(Attempt::Answered)
                     }
@@ -186,6 +187,7 @@ impl Producer {
             let answer = ModelAnswer {
                 text: answer.text,
                 calls: Vec::new(),
+                queued: Vec::new(),
                 cut: true,
                 model: agent.model.name().into(),
                 tokens: answer.usage.unwrap_or_default(),
@@ -203,7 +205,10 @@ impl Producer {
         let verdict = self
             .read(|session| verdict(session, agent))?
             .ok_or_else(Error::not_found)?;
+        let waiting = self.has_messages_waiting()?;
         let settlement = match verdict {
+            // Messages stand behind the step: whatever it came to, the conversation goes on.
+            _ if waiting => None,
             Verdict::Settle(settlement) => Some(settlement),
             Verdict::GoOn => self.over_limit(agent)?,
         };
@@ -215,7 +220,7 @@ impl Producer {
                     .as_ref()
                     .is_some_and(|step| step.calls.is_empty())
             })?;
-            let nudge = (nudge == Some(true)).then(|| OUTPUT_NUDGE.to_owned());
+            let nudge = (nudge == Some(true) && !waiting).then(|| OUTPUT_NUDGE.to_owned());
             self.apply_in(epoch, |session, now| {
                 session.promote(None, nudge, entropy, now)
             })?;
@@ -246,6 +251,16 @@ impl Producer {
         })?;
         self.log_settled();
         Ok(())
+    }
+
+    fn has_messages_waiting(&self) -> Result<bool> {
+        let waiting = self.read(|session| {
+            let answer = session
+                .open_step()
+                .and_then(|step| step.record.answer.as_ref());
+            answer.is_some_and(|answer| !answer.then.is_empty())
+        })?;
+        Ok(waiting == Some(true))
     }
 
     /// The run's failure if the step to be promoted is the last that the limits allow.
@@ -315,13 +330,6 @@ impl Producer {
         Ok(self.read(|session| session.record.stop.clone())?.flatten())
     }
 
-    /// The refs of children whose calls are open.
-    pub(super) fn open_children(&self) -> Result<Vec<SubSessionRecord>> {
-        let mut children = self.store.sub_sessions()?;
-        children.retain(|child| matches!(child.status, SubStatus::Running | SubStatus::Stopping));
-        Ok(children)
-    }
-
     /// Carries out a stop that was asked for; not when another one came meanwhile.
     async fn settle_stop(self: &Rc<Self>, epoch: Epoch) -> Result<(), Halt> {
         let Some(stop) = self.pending_stop()? else {
@@ -350,18 +358,16 @@ impl Producer {
         Ok(())
     }
 
-    /// Settles the run as failed, between two steps or with the open step discarded. A stop that
-    /// was accepted meanwhile is what it settles as instead.
+    /// Settles the run as failed. Calls that are open survive it, and their children go on: the
+    /// next entry settles them. A stop that was accepted meanwhile is carried out instead.
     async fn fail(self: &Rc<Self>, epoch: Epoch, failure: Failure) -> Result<(), Halt> {
         let run = self.latest_run()?;
         let usage = self.usage_rollup(Some(0)).await?;
-        let settlement = match self.pending_stop()? {
-            Some(stop) => stop.into(),
-            None => Settlement::Failed { failure },
-        };
-        let open = self.open_children()?;
+        if self.pending_stop()?.is_some() {
+            return self.settle_stop(epoch).await;
+        }
         self.apply_in(epoch, |session, now| {
-            session.settle(settlement, run, usage, open, now)
+            session.settle(Settlement::Failed { failure }, run, usage, now)
         })?;
         self.log_settled();
         Ok(())
@@ -430,6 +436,19 @@ fn verdict(session: &crate::session::Session, agent: &Agent) -> Verdict {
             _ => Verdict::GoOn,
         },
     }
+}
+
+/// The calls of children that go beyond the bound of those at work at once.
+fn queued(agent: &Agent, calls: &[ToolCall]) -> Vec<String> {
+    calls
+        .iter()
+        .filter(|call| {
+            let mut subs = agent.sub_agents.iter();
+            subs.any(|sub| sub.tool_name() == call.name)
+        })
+        .skip(agent.limits.max_children.max(1))
+        .map(|call| call.id.clone())
+        .collect()
 }
 
 /// The tools as the model sees them: the agent's own, its sub-agents, and `finish`.

@@ -10,6 +10,7 @@ use futures::stream;
 
 use super::Producer;
 use crate::error::{Error, Result};
+use crate::platform::Level;
 use crate::protocol::message::SessionStatus;
 use crate::protocol::usage::UsageRollup;
 use crate::session::usage::{ChildUsage, rollup};
@@ -25,7 +26,9 @@ impl Producer {
     /// The recursive rollup as of now; or, for a run that is about to settle, as of its end with
     /// the steps that the settling commit adds.
     pub(super) async fn usage_rollup(self: &Rc<Self>, ending: Option<u64>) -> Result<UsageRollup> {
-        let children = stream::iter(self.store.sub_sessions()?)
+        let refs = self.refs()?;
+        let mut whole = refs.malformed.is_empty();
+        let children = stream::iter(refs.readable)
             .map(|child| self.child_usage(child))
             .buffered(READS_AT_ONCE)
             .collect::<Vec<_>>()
@@ -33,6 +36,19 @@ impl Producer {
         let record = self
             .read(|session| session.record.clone())?
             .ok_or_else(Error::not_found)?;
+        // A ledger that cannot be read must not keep a run from ending: what is known is told.
+        let entries = match self.store.usage() {
+            Err(error) if ending.is_some() => {
+                whole = false;
+                self.log(
+                    Level::Warn,
+                    "usage_unreadable",
+                    &[("error", &error.message)],
+                );
+                Vec::new()
+            }
+            entries => entries?,
+        };
         let updated_at = if ending.is_some() {
             self.now()
         } else {
@@ -43,9 +59,10 @@ impl Producer {
             record.created_at,
             updated_at,
             record.step_count.saturating_add(ending.unwrap_or(0)),
-            &self.store.usage()?,
+            &entries,
             &children,
         );
+        sum.partial = sum.partial || !whole;
         // A run that is under way may spend more.
         sum.partial = sum.partial || (ending.is_none() && record.status == SessionStatus::Running);
         Ok(sum)

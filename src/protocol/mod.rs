@@ -11,6 +11,7 @@ pub mod message;
 pub mod request;
 pub mod route;
 pub mod sse;
+pub mod trace;
 pub mod usage;
 
 /// The major version of the contract that this crate speaks.

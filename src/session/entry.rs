@@ -6,14 +6,14 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use super::{Draft, Session, Settlement, Transition, checkpoint_id, patch};
+use super::{Draft, Healed, Session, Settlement, Step, Transition, checkpoint_id, patch};
 use crate::error::{Code, Error, Result};
 use crate::protocol::chunk::ChunkBody;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ParentRef, ResumeMode, SessionStatus};
 use crate::store::{
     CheckpointRecord, Epoch, IdempotencyRecord, MessageRecord, RunRecord, SessionOrigin,
-    SessionRecord, Stop, StopKind, Write,
+    SessionRecord, Stop, StopKind, SubSessionRecord, SubStatus, Write,
 };
 
 /// Fresh randomness for an entry.
@@ -57,6 +57,9 @@ pub struct Reopen {
     pub state: Option<Value>,
     /// The idempotency key with which it came.
     pub idempotency: Option<IdempotencyRecord>,
+    /// Calls of a step that an ended run left open and that get no result of their own any more.
+    /// Those that stay open are taken up again before the message.
+    pub healed: Vec<Healed>,
     /// Fresh ids.
     pub ids: EntryIds,
 }
@@ -160,6 +163,9 @@ impl Session {
 
     /// Resumes the session in a new run.
     ///
+    /// A message never stands between a call and its result: where the ended run left a step open,
+    /// the message is kept with the step and stands behind its results.
+    ///
     /// # Errors
     /// The refusals of the action × status table.
     pub fn resume(&self, reopen: Reopen, now: Timestamp) -> Result<Transition> {
@@ -171,6 +177,7 @@ impl Session {
             _ => {}
         }
         let mut draft = Draft::new(self, now);
+        let kept = self.open_step().is_some();
         let record = &mut draft.session.record;
         record.epoch = record.epoch.saturating_add(1);
         record.status = SessionStatus::Running;
@@ -185,11 +192,20 @@ impl Session {
         if let Some(state) = reopen.state {
             draft.change_at_entry(state)?;
         }
-        draft.open_run(&reopen.ids.run_id, reopen.message, reopen.idempotency, true)?;
+        let (first, later) = if kept {
+            (None, reopen.message)
+        } else {
+            (reopen.message, None)
+        };
+        draft.open_run(&reopen.ids.run_id, first, reopen.idempotency, true)?;
+        if kept {
+            draft.reenter(reopen.healed, later)?;
+        }
         Ok(draft.done())
     }
 
-    /// Asks a run to stop so that it can be resumed. `run` is the latest run's stored row.
+    /// Asks a run to stop so that it can be resumed. `run` is the latest run's stored row,
+    /// `children` are the refs of the calls that are open: they are marked in the same commit.
     ///
     /// # Errors
     /// ALREADY_COMPLETED on a session that has ended.
@@ -197,6 +213,7 @@ impl Session {
         &self,
         reason: Option<String>,
         run: RunRecord,
+        children: Vec<SubSessionRecord>,
         now: Timestamp,
     ) -> Result<StopOutcome> {
         match self.record.status {
@@ -217,12 +234,13 @@ impl Session {
             SessionStatus::Running => Ok(StopOutcome::changed(self.ask_stop(
                 StopKind::Interrupt,
                 reason,
+                children,
                 now,
             ))),
         }
     }
 
-    /// Ends the session for good. `run` is the latest run's stored row.
+    /// Ends the session for good. `run` and `children` as for [`Self::interrupt`].
     ///
     /// # Errors
     /// `INTERNAL` if a chunk cannot be written as JSON.
@@ -230,6 +248,7 @@ impl Session {
         &self,
         reason: Option<String>,
         run: RunRecord,
+        children: Vec<SubSessionRecord>,
         now: Timestamp,
     ) -> Result<StopOutcome> {
         match self.record.status {
@@ -256,14 +275,29 @@ impl Session {
             SessionStatus::Running => Ok(StopOutcome::changed(self.ask_stop(
                 StopKind::Abort,
                 reason,
+                children,
                 now,
             ))),
         }
     }
 
-    fn ask_stop(&self, kind: StopKind, reason: Option<String>, now: Timestamp) -> Transition {
+    fn ask_stop(
+        &self,
+        kind: StopKind,
+        reason: Option<String>,
+        children: Vec<SubSessionRecord>,
+        now: Timestamp,
+    ) -> Transition {
         let mut draft = Draft::new(self, now);
         draft.session.record.stop = Some(Stop { kind, reason });
+        for child in children {
+            if child.status == SubStatus::Running {
+                draft.write(Write::SubSession(SubSessionRecord {
+                    status: SubStatus::Stopping,
+                    ..child
+                }));
+            }
+        }
         draft.done()
     }
 
@@ -313,6 +347,11 @@ impl Draft {
         if patches.is_empty() {
             return Ok(());
         }
+        let staged = |step: &Step| step.calls.iter().any(|call| !call.staged.is_empty());
+        if self.session.step.as_ref().is_some_and(staged) {
+            // The change stands below what the kept step has staged, which is staged anew upon it.
+            self.say_discarded("entered")?;
+        }
         let ordinal = self.session.record.last_ordinal.saturating_add(1);
         self.session.record.last_ordinal = ordinal;
         self.say(ChunkBody::StatePatch {
@@ -322,6 +361,14 @@ impl Draft {
         })?;
         self.session.checkpoint.patch_ordinal = ordinal;
         self.session.checkpoint.state = Rc::new(state);
+        if let Some(step) = self.session.step.as_mut() {
+            step.working = self.session.checkpoint.state.clone();
+            step.ordinal = ordinal;
+            // Whatever is discarded of the step from here on, the change is not part of it.
+            step.record.start_sequence = self.session.record.last_sequence;
+            let record = step.record.clone();
+            self.write(Write::Step(record));
+        }
         Ok(())
     }
 

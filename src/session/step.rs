@@ -44,6 +44,8 @@ pub struct ModelAnswer {
     pub text: String,
     /// The calls.
     pub calls: Vec<ToolCall>,
+    /// The calls of children that must wait for others to end first, in call order.
+    pub queued: Vec<String>,
     /// Set when the run was interrupted in the middle of it; such an answer has no calls.
     pub cut: bool,
     /// The model's name.
@@ -59,6 +61,8 @@ pub struct ChildSettled {
     pub status: SubStatus,
     /// The child's rollup, where it is known.
     pub usage: Option<(UsageRollup, RollupOrigin)>,
+    /// Whether the child may be at work and could not be told to stop: the stream says so.
+    pub untold: bool,
 }
 
 /// How a run settles.
@@ -175,7 +179,7 @@ impl Session {
         now: Timestamp,
     ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
-        draft.open_step();
+        draft.begin_step();
         for body in bodies {
             draft.say(body)?;
         }
@@ -198,7 +202,7 @@ impl Session {
     /// `INTERNAL` if a chunk cannot be written as JSON.
     pub fn answer(&self, answer: ModelAnswer, now: Timestamp) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
-        draft.open_step();
+        draft.begin_step();
         let calls: Vec<ToolCallRecord> = (0..)
             .zip(answer.calls)
             .map(|(index, call)| ToolCallRecord {
@@ -213,6 +217,7 @@ impl Session {
             step.record.answer = Some(Answer {
                 text: answer.text,
                 cut: answer.cut,
+                then: Vec::new(),
             });
             step.calls.clone_from(&calls);
             let record = step.record.clone();
@@ -220,6 +225,9 @@ impl Session {
             // Calls that were streamed and are not part of the answer, as of a cut one, go.
             draft.write(Write::ClearStep);
             draft.write(Write::Step(record));
+        }
+        for (position, id) in (1_u64..).zip(answer.queued) {
+            draft.say_queued(&id, position)?;
         }
         draft.writes.extend(calls.into_iter().map(Write::ToolCall));
         draft.write(Write::Usage(UsageRecord::Model {
@@ -487,9 +495,11 @@ impl Session {
                             .map(|child| {
                                 (
                                     child.clone(),
+                                    // The driver had no way to tell it: it is told later.
                                     ChildSettled {
-                                        status: SubStatus::Failed,
+                                        status: SubStatus::Stopping,
                                         usage: None,
+                                        untold: true,
                                     },
                                 )
                             });
@@ -504,8 +514,11 @@ impl Session {
         Ok(draft.done())
     }
 
-    /// Settles a run between two steps, or discards the step under way. `children` are the refs
-    /// that are open: none of them stays without its end.
+    /// Settles a run between two steps.
+    ///
+    /// A step under way whose answer is committed is kept: its calls survive, and a child of an
+    /// open one stays at work. The next entry settles them, or takes them up again. An answer that
+    /// was never committed is discarded.
     ///
     /// # Errors
     /// `INTERNAL` if a chunk cannot be written as JSON.
@@ -514,23 +527,17 @@ impl Session {
         settlement: Settlement,
         run: RunRecord,
         usage: UsageRollup,
-        children: Vec<SubSessionRecord>,
         now: Timestamp,
     ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
-        if let Some(step) = &self.step {
-            for child in children {
-                let id = child.tool_call_id.clone();
-                if step.call(&id).is_some_and(|call| call.outcome.is_none()) {
-                    let settled = ChildSettled {
-                        status: SubStatus::Failed,
-                        usage: None,
-                    };
-                    let outcome = not_executed(Code::RunInterrupted);
-                    draft.finish_call(&id, outcome, Some((child, settled)))?;
-                }
+        match (&self.step, self.open_step()) {
+            (Some(_), None) => draft.discard("failed", None)?,
+            // Nobody must hold on to what was staged: the session's state is its checkpoint's. An
+            // entry that takes the step up again stages it anew.
+            (_, Some(step)) if step.calls.iter().any(|call| !call.staged.is_empty()) => {
+                draft.say_discarded("failed")?;
             }
-            draft.discard("failed", None)?;
+            _ => {}
         }
         draft.settle(settlement, run, Some(usage))?;
         Ok(draft.done())
@@ -556,7 +563,7 @@ pub(super) fn not_executed(code: Code) -> ToolOutcome {
 
 impl Draft {
     /// Makes sure that the step exists, here and in the store.
-    fn open_step(&mut self) {
+    fn begin_step(&mut self) {
         if self.session.step.is_none() {
             let record = StepRecord {
                 step: self.session.step_number(),
@@ -573,7 +580,7 @@ impl Draft {
         }
     }
 
-    fn update_call(
+    pub(super) fn update_call(
         &mut self,
         id: &str,
         change: impl FnOnce(&mut ToolCallRecord),
@@ -596,7 +603,7 @@ impl Draft {
         patches: Vec<crate::protocol::chunk::PatchOperation>,
         state: Value,
     ) -> Result<u64> {
-        self.open_step();
+        self.begin_step();
         let ordinal = self.session.record.last_ordinal.saturating_add(1);
         let base = self.session.step.as_ref().map_or(0, |step| step.ordinal);
         self.session.record.last_ordinal = ordinal;
@@ -612,7 +619,7 @@ impl Draft {
         Ok(ordinal)
     }
 
-    fn say_discarded(&mut self, reason: &str) -> Result<()> {
+    pub(super) fn say_discarded(&mut self, reason: &str) -> Result<()> {
         if let Some(from_sequence) = self
             .session
             .step
@@ -642,7 +649,7 @@ impl Draft {
     }
 
     /// Voids the step's patches and stages anew what its finished calls had staged.
-    fn restage(&mut self) -> Result<()> {
+    pub(super) fn restage(&mut self) -> Result<()> {
         self.say_discarded("restarted")?;
         let Some(step) = self.session.step.as_mut() else {
             return Ok(());
@@ -683,7 +690,7 @@ impl Draft {
         Ok(())
     }
 
-    fn finish_call(
+    pub(super) fn finish_call(
         &mut self,
         id: &str,
         outcome: ToolOutcome,
@@ -696,6 +703,10 @@ impl Draft {
         let call = self.update_call(id, |call| call.outcome = Some(outcome.clone()))?;
         self.session.record.attempts = 0;
         if let Some((mut record, settled)) = child {
+            // What could not be told is said first: the call's end follows the child's at once.
+            if settled.untold {
+                self.say_untold(&record)?;
+            }
             self.say(ChunkBody::SubagentEnd {
                 sub_session_id: record.sub_session_id.to_string(),
                 sub_agent_type: record.agent_type.to_string(),
@@ -704,18 +715,7 @@ impl Draft {
                 result: outcome.success.then(|| outcome.result.clone()),
                 error: outcome.error.clone(),
             })?;
-            let (rollup, origin) = match settled.usage {
-                Some((rollup, origin)) => (Some(Box::new(rollup)), origin),
-                None => (None, RollupOrigin::End),
-            };
-            self.write(Write::Usage(UsageRecord::SubAgent {
-                sub_session_id: record.sub_session_id.to_string(),
-                sub_agent_type: record.agent_type.to_string(),
-                tool_call_id: id.into(),
-                rollup,
-                origin,
-                at: self.now,
-            }));
+            self.count_child(&record, settled.usage);
             record.status = settled.status;
             self.write(Write::SubSession(record));
         }
@@ -768,6 +768,9 @@ impl Draft {
                 tool_name: call.call.name,
                 outcome,
             }));
+        }
+        for text in answer.then {
+            self.write(Write::Message(MessageRecord::User { text }));
         }
         let step_count = self.session.step_number();
         let id = checkpoint_id(&self.session.record, step_count, self.now, entropy);

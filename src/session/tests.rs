@@ -18,14 +18,14 @@ use crate::store::{
     Failure, MessageRecord, RunRecord, SessionOrigin, StopKind, ToolCall, ToolOutcome,
 };
 
-fn ids(n: u8) -> EntryIds {
+pub(super) fn ids(n: u8) -> EntryIds {
     EntryIds {
         run_id: RunId::from_entropy([n; 16]),
         entropy: [n; 16],
     }
 }
 
-fn begin(state: Value) -> Transition {
+pub(super) fn begin(state: Value) -> Transition {
     Session::begin(
         Begin {
             session_id: SessionId::parse("s1").unwrap(),
@@ -42,7 +42,7 @@ fn begin(state: Value) -> Transition {
     .unwrap()
 }
 
-fn run() -> RunRecord {
+pub(super) fn run() -> RunRecord {
     RunRecord {
         run_id: RunId::from_entropy([1; 16]),
         start_sequence: 0,
@@ -52,7 +52,7 @@ fn run() -> RunRecord {
     }
 }
 
-fn answer(calls: &[&str]) -> ModelAnswer {
+pub(super) fn answer(calls: &[&str]) -> ModelAnswer {
     ModelAnswer {
         text: "so".into(),
         calls: calls
@@ -63,13 +63,14 @@ fn answer(calls: &[&str]) -> ModelAnswer {
                 arguments: json!({}),
             })
             .collect(),
+        queued: Vec::new(),
         cut: false,
         model: "m".into(),
         tokens: Tokens::default(),
     }
 }
 
-fn ok(result: Value) -> ToolOutcome {
+pub(super) fn ok(result: Value) -> ToolOutcome {
     ToolOutcome {
         success: true,
         result,
@@ -77,7 +78,7 @@ fn ok(result: Value) -> ToolOutcome {
     }
 }
 
-fn failure() -> Failure {
+pub(super) fn failure() -> Failure {
     Failure {
         code: "provider_error".into(),
         error: "no".into(),
@@ -86,7 +87,7 @@ fn failure() -> Failure {
 }
 
 /// The chunks of a commit, decoded.
-fn chunks(transition: &Transition) -> Vec<Value> {
+pub(super) fn chunks(transition: &Transition) -> Vec<Value> {
     transition
         .commit
         .writes
@@ -100,7 +101,7 @@ fn chunks(transition: &Transition) -> Vec<Value> {
         .collect()
 }
 
-fn kinds(transition: &Transition) -> Vec<String> {
+pub(super) fn kinds(transition: &Transition) -> Vec<String> {
     chunks(transition)
         .iter()
         .map(|chunk| chunk["type"].as_str().unwrap().to_owned())
@@ -215,7 +216,9 @@ fn a_stop_pairs_what_is_open_and_reconciles_its_writes_away() {
         .unwrap()
         .next;
     let session = session.stage("b", json!({"x": 1, "y": 9}), 4).unwrap().next;
-    let stop = session.interrupt(Some("enough".into()), run(), 5).unwrap();
+    let stop = session
+        .interrupt(Some("enough".into()), run(), Vec::new(), 5)
+        .unwrap();
     assert_eq!(stop.accepted, Accepted::Yes);
     let session = stop.transition.unwrap().next;
     assert_eq!(session.next(), Next::Stop);
@@ -378,6 +381,7 @@ fn every_action_meets_every_status() {
                 message: message.map(Into::into),
                 state: None,
                 idempotency: None,
+                healed: Vec::new(),
                 ids: ids(2),
             };
             match session.resume(reopen, 5) {
@@ -400,6 +404,11 @@ fn every_action_meets_every_status() {
             message,
             "{name} × with_message"
         );
+        assert_eq!(
+            resume(ResumeMode::NewTurn, Some("m")),
+            message,
+            "{name} × new_turn"
+        );
         let stop = |outcome: Result<StopOutcome>| match outcome {
             Ok(outcome) if outcome.accepted == Accepted::Yes => "yes",
             Ok(outcome) => {
@@ -409,11 +418,15 @@ fn every_action_meets_every_status() {
             Err(error) => code(&error),
         };
         assert_eq!(
-            stop(session.interrupt(None, run(), 5)),
+            stop(session.interrupt(None, run(), Vec::new(), 5)),
             interrupt,
             "{name} × interrupt"
         );
-        assert_eq!(stop(session.abort(None, run(), 5)), abort, "{name} × abort");
+        assert_eq!(
+            stop(session.abort(None, run(), Vec::new(), 5)),
+            abort,
+            "{name} × abort"
+        );
     }
 }
 
@@ -442,6 +455,7 @@ fn a_reopened_session_is_pinned_at_its_runs_first_chunk() {
         message: Some("more".into()),
         state: None,
         idempotency: None,
+        healed: Vec::new(),
         ids: ids(9),
     };
     let reopened = done.resume(reopen, 3).unwrap();
@@ -460,17 +474,20 @@ fn a_reopened_session_is_pinned_at_its_runs_first_chunk() {
 fn an_abort_outranks_an_interrupt_that_is_still_pending() {
     let session = begin(json!({})).next;
     let session = session
-        .interrupt(None, run(), 1)
+        .interrupt(None, run(), Vec::new(), 1)
         .unwrap()
         .transition
         .unwrap()
         .next;
-    let aborted = session.abort(None, run(), 2).unwrap();
+    let aborted = session.abort(None, run(), Vec::new(), 2).unwrap();
     assert_eq!(aborted.accepted, Accepted::Yes);
     let session = aborted.transition.unwrap().next;
     assert_eq!(session.record.stop.as_ref().unwrap().kind, StopKind::Abort);
     assert_eq!(
-        session.interrupt(None, run(), 3).unwrap().accepted,
+        session
+            .interrupt(None, run(), Vec::new(), 3)
+            .unwrap()
+            .accepted,
         Accepted::No
     );
 }

@@ -392,5 +392,6 @@ fn answer(text: &str) -> Answer {
     Answer {
         text: text.into(),
         cut: false,
+        then: Vec::new(),
     }
 }

@@ -125,6 +125,20 @@ pub(super) fn announced(
     Ok(!found.is_empty())
 }
 
+/// Whether a chunk of the log that came from the child `via` announces this session. Where an
+/// earlier version stored the announcement, any child counts.
+pub(super) fn announced_by(
+    database: &dyn Database,
+    via: &str,
+    sub_session_id: &str,
+) -> Result<bool> {
+    let found = database.query(
+        "SELECT 1 FROM ra_announced WHERE sub_session_id = ?1 AND via IN (?2, '*')",
+        &[text(sub_session_id), text(via)],
+    )?;
+    Ok(!found.is_empty())
+}
+
 /// Refuses a number that was issued before, and a gap.
 pub(super) fn follows_on(newest: Option<Sequence>, first: Sequence) -> Result<()> {
     let expected = newest.map_or(first.max(1), |newest| newest.saturating_add(1));
@@ -161,19 +175,20 @@ fn looks_like_a_chunk(chunk: &str) -> bool {
 }
 
 fn announce(database: &dyn Database, chunk: &str) -> Result<()> {
-    let Some((id, kind)) = announcement(chunk)? else {
+    let Some((id, kind, via)) = announcement(chunk)? else {
         return Ok(());
     };
     database
         .query(
-            "INSERT OR IGNORE INTO ra_announced (sub_session_id, agent_type) VALUES (?, ?)",
-            &[text(id), text(kind)],
+            "INSERT OR IGNORE INTO ra_announced (sub_session_id, agent_type, via) VALUES (?, ?, ?)",
+            &[text(id), text(kind), text(via)],
         )
         .map(drop)
 }
 
-/// The child and its type, if the chunk announces one.
-pub(super) fn announcement(chunk: &str) -> Result<Option<(String, String)>> {
+/// The child, its type and the child from which the chunk came (empty when it is the session's
+/// own), if the chunk announces one.
+pub(super) fn announcement(chunk: &str) -> Result<Option<(String, String, String)>> {
     if !chunk.contains("\"subagent_start\"") {
         return Ok(None);
     }
@@ -185,7 +200,13 @@ pub(super) fn announcement(chunk: &str) -> Result<Option<(String, String)>> {
     Ok(chunk
         .text("subSessionId")
         .zip(chunk.text("subAgentType"))
-        .map(|(id, kind)| (id.to_owned(), kind.to_owned())))
+        .map(|(id, kind)| {
+            let via = chunk.0.get("remoteSource").and_then(|source| {
+                let via = source.get("childSessionId")?.as_str()?;
+                Some(via.to_owned())
+            });
+            (id.to_owned(), kind.to_owned(), via.unwrap_or_default())
+        }))
 }
 
 struct LogRow {

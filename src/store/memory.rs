@@ -12,7 +12,8 @@ use std::rc::Rc;
 use super::{
     CheckpointRecord, ChunkPage, Commit, CommitError, Database, DeleteHook, DueHook,
     IdempotencyRecord, LogSpan, LogStats, MessageRecord, PageLimit, RunRecord, SessionRecord,
-    SqlValue, StepRecord, Store, SubSessionRecord, ToolCallRecord, UsageRecord, Write, log,
+    SqlValue, StepRecord, Store, SubSessionRecord, SubStatus, ToolCallRecord, UsageRecord, Write,
+    log,
 };
 use crate::error::{Code, Error, Result};
 use crate::protocol::ids::{MAX_SAFE_INTEGER, Sequence, Timestamp};
@@ -47,7 +48,7 @@ struct Tables {
     calls: Table<String, ToolCallRecord>,
     call_ids: Table<String, ()>,
     sub_sessions: Table<u64, SubSessionRecord>,
-    announced: Table<(String, String), ()>,
+    announced: Table<(String, String, String), ()>,
     usage: Table<u64, UsageRecord>,
     idempotency: Table<String, IdempotencyRecord>,
     due_hooks: Table<(String, &'static str), DueHook>,
@@ -240,6 +241,19 @@ impl Tables {
                     None => self.sub_sessions.append(record.clone()),
                 }
             }
+            Write::SpoiledSubSession { sub_session_id } => {
+                let found = self
+                    .sub_sessions
+                    .rows
+                    .iter()
+                    .find(|(_, known)| known.sub_session_id.as_str() == sub_session_id)
+                    .map(|(position, known)| (*position, known.clone()));
+                if let Some((position, mut record)) = found {
+                    record.status = SubStatus::Failed;
+                    record.remote = None;
+                    self.sub_sessions.put(position, record);
+                }
+            }
             Write::Usage(record) => self.usage.append(record.clone()),
             Write::Idempotency(record) => {
                 if self.idempotency.get(&record.key).is_some() {
@@ -408,6 +422,14 @@ impl Store for MemoryStore {
         Ok(tables.sub_sessions.rows.values().cloned().collect())
     }
 
+    fn sub_session_ids(&self) -> Result<Vec<String>> {
+        let tables = self.0.tables.borrow();
+        let all = tables.sub_sessions.rows.values();
+        Ok(all
+            .map(|record| record.sub_session_id.to_string())
+            .collect())
+    }
+
     fn sub_session(&self, id: &str) -> Result<Option<SubSessionRecord>> {
         let tables = self.0.tables.borrow();
         let mut all = tables.sub_sessions.rows.values();
@@ -419,9 +441,15 @@ impl Store for MemoryStore {
     fn announced(&self, sub_session_id: &str, agent_type: Option<&str>) -> Result<bool> {
         let tables = self.0.tables.borrow();
         let mut all = tables.announced.rows.keys();
-        Ok(all.any(|(id, kind)| {
+        Ok(all.any(|(id, kind, _)| {
             id == sub_session_id && agent_type.is_none_or(|wanted| wanted == kind)
         }))
+    }
+
+    fn announced_by(&self, via: &str, sub_session_id: &str) -> Result<bool> {
+        let tables = self.0.tables.borrow();
+        let mut all = tables.announced.rows.keys();
+        Ok(all.any(|(id, _, by)| id == sub_session_id && by == via))
     }
 
     fn usage(&self) -> Result<Vec<UsageRecord>> {

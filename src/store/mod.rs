@@ -56,6 +56,12 @@ pub enum Write {
     ToolCall(ToolCallRecord),
     /// Inserts or replaces a child's ref.
     SubSession(SubSessionRecord),
+    /// Marks a child's ref as failed whose row cannot be read, and forgets the child's stream. What
+    /// else may be wrong with the row stays as it is.
+    SpoiledSubSession {
+        /// The ref's key.
+        sub_session_id: String,
+    },
     /// Appends a usage entry.
     Usage(UsageRecord),
     /// Remembers an idempotency key and its answer.
@@ -192,12 +198,20 @@ pub trait Store {
     /// The refs of all children, in the order in which they were made.
     fn sub_sessions(&self) -> Result<Vec<SubSessionRecord>>;
 
+    /// The keys of all refs, in the order in which they were made, also of those that cannot be
+    /// read.
+    fn sub_session_ids(&self) -> Result<Vec<String>>;
+
     /// One child's ref.
     fn sub_session(&self, id: &str) -> Result<Option<SubSessionRecord>>;
 
     /// Whether the log holds a `subagent_start` that announces this child, with this type where one
     /// is given.
     fn announced(&self, sub_session_id: &str, agent_type: Option<&str>) -> Result<bool>;
+
+    /// Whether the log holds a `subagent_start` that came from the child `via` and announces this
+    /// session.
+    fn announced_by(&self, via: &str, sub_session_id: &str) -> Result<bool>;
 
     /// All usage entries, in order.
     fn usage(&self) -> Result<Vec<UsageRecord>>;

@@ -183,6 +183,17 @@ pub(super) fn sub_sessions(database: &dyn Database) -> Result<Vec<SubSessionReco
         .collect()
 }
 
+pub(super) fn sub_session_ids(database: &dyn Database) -> Result<Vec<String>> {
+    database
+        .query(
+            "SELECT sub_session_id FROM ra_sub_sessions ORDER BY position",
+            &[],
+        )?
+        .into_iter()
+        .map(|cells| Ok(Row::new("ra_sub_sessions", cells).key().to_owned()))
+        .collect()
+}
+
 pub(super) fn sub_session(database: &dyn Database, id: &str) -> Result<Option<SubSessionRecord>> {
     database
         .query(

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use crate::protocol::chunk::PatchOperation;
 use crate::protocol::ids::{AgentType, RunId, Sequence, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ParentRef, SessionStatus};
+use crate::protocol::trace::TraceContext;
 use crate::protocol::usage::{RollupOrigin, Tokens, UsageRollup};
 
 /// Counts the executions of a session: it rises with every run and every wake-up, and a write of
@@ -65,6 +66,9 @@ pub struct SessionOrigin {
     pub tags: Option<Vec<String>>,
     /// Free for products.
     pub metadata: Option<Map<String, Value>>,
+    /// The trace that the start continues, and that children continue in their turn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace: Option<TraceContext>,
 }
 
 /// A stop that was asked for.
@@ -230,6 +234,10 @@ pub struct Answer {
     /// Set when the run was interrupted in the middle of it.
     #[serde(default)]
     pub cut: bool,
+    /// Messages that came in while calls of an ended run had no result yet. They stand behind the
+    /// results, once the step is promoted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub then: Vec<String>,
 }
 
 /// A tool call of the step under way, or a hook that staged state (its index is `None`).

@@ -22,7 +22,7 @@ pub struct Migration {
 /// A column that holds JSON of any size holds either the text itself or, above a limit, `@` and the
 /// number of parts that `ra_parts` keeps for its owner (`<table>/<column>/<key>`): the platform
 /// takes no row of 2 MB.
-pub const MIGRATIONS: &[Migration] = &[FIRST, LOG_IN_TAILS, DUE_HOOKS];
+pub const MIGRATIONS: &[Migration] = &[FIRST, LOG_IN_TAILS, ANNOUNCED_BY, DUE_HOOKS];
 
 const FIRST: Migration = Migration {
     version: 1,
@@ -100,9 +100,23 @@ const LOG_IN_TAILS: Migration = Migration {
     ],
 };
 
+/// `via` is the child on whose stream a descendant was announced; empty for the session's own
+/// children, and `*` in rows of earlier versions, which did not know.
+const ANNOUNCED_BY: Migration = Migration {
+    version: 3,
+    statements: &[
+        "CREATE TABLE ra_announced_3 (
+            sub_session_id TEXT NOT NULL, agent_type TEXT NOT NULL, via TEXT NOT NULL,
+            PRIMARY KEY (sub_session_id, agent_type, via)) WITHOUT ROWID",
+        "INSERT INTO ra_announced_3 SELECT sub_session_id, agent_type, '*' FROM ra_announced",
+        "DROP TABLE ra_announced",
+        "ALTER TABLE ra_announced_3 RENAME TO ra_announced",
+    ],
+};
+
 /// What settled runs are owed.
 const DUE_HOOKS: Migration = Migration {
-    version: 3,
+    version: 4,
     statements: &["CREATE TABLE ra_due_hooks (
             run_id TEXT NOT NULL, status TEXT NOT NULL, attempts INTEGER NOT NULL,
             due_at INTEGER NOT NULL, PRIMARY KEY (run_id, status)) WITHOUT ROWID"],

@@ -161,12 +161,20 @@ impl Store for SqlStore {
         self.read(read::sub_sessions)
     }
 
+    fn sub_session_ids(&self) -> Result<Vec<String>> {
+        self.read(read::sub_session_ids)
+    }
+
     fn sub_session(&self, id: &str) -> Result<Option<SubSessionRecord>> {
         self.read(|database| read::sub_session(database, id))
     }
 
     fn announced(&self, sub_session_id: &str, agent_type: Option<&str>) -> Result<bool> {
         self.read(|database| log::announced(database, sub_session_id, agent_type))
+    }
+
+    fn announced_by(&self, via: &str, sub_session_id: &str) -> Result<bool> {
+        self.read(|database| log::announced_by(database, via, sub_session_id))
     }
 
     fn usage(&self) -> Result<Vec<UsageRecord>> {

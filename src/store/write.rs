@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::rows::{INLINE_BYTES, Place, clear_table, integer, optional, text, to_json};
 use super::{
     CheckpointRecord, Database, IdempotencyRecord, MessageRecord, RunRecord, SessionRecord,
-    SqlValue, StagedPatch, StepRecord, SubSessionRecord, ToolCall, ToolCallRecord, ToolOutcome,
-    UsageRecord, Write, due, log, read,
+    SqlValue, StagedPatch, StepRecord, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord,
+    ToolOutcome, UsageRecord, Write, due, log, read,
 };
 use crate::error::{Error, Result};
 
@@ -32,6 +32,9 @@ pub(super) fn apply(database: &dyn Database, write: &Write) -> Result<()> {
         Write::ClearStep => clear_step(database),
         Write::ToolCall(record) => tool_call(database, record),
         Write::SubSession(record) => sub_session(database, record),
+        Write::SpoiledSubSession { sub_session_id } => {
+            spoiled_sub_session(database, sub_session_id)
+        }
         Write::Usage(record) => usage(database, record),
         Write::Idempotency(record) => idempotency(database, record),
         Write::DueHook(hook) => due::put(database, hook),
@@ -293,6 +296,17 @@ fn sub_session(database: &dyn Database, record: &SubSessionRecord) -> Result<()>
                 remote_last_sequence = excluded.remote_last_sequence,
                 deadline = excluded.deadline, created_at = excluded.created_at",
             &values,
+        )
+        .map(drop)
+}
+
+fn spoiled_sub_session(database: &dyn Database, id: &str) -> Result<()> {
+    database
+        .query(
+            "UPDATE ra_sub_sessions SET
+                status = ?, remote_stream_id = NULL, remote_last_sequence = NULL
+             WHERE sub_session_id = ?",
+            &[text(read::sub_status_text(SubStatus::Failed)), text(id)],
         )
         .map(drop)
 }

@@ -15,9 +15,6 @@ use crate::platform::Runtime;
 use crate::protocol::frame::Frame;
 use crate::protocol::sse::{Decoded, Decoder};
 
-/// The largest event of a stream, in bytes.
-const EVENT_LIMIT: usize = 4 * 1024 * 1024;
-
 /// The frames of a body. It ends after a terminal frame, or with one `Err`, which is a dropped
 /// stream: the body ended or broke off, was silent, or holds what cannot be read.
 pub(super) fn frames(body: Body, runtime: Rc<dyn Runtime>, silence: Duration) -> FrameStream {
@@ -27,7 +24,7 @@ pub(super) fn frames(body: Body, runtime: Rc<dyn Runtime>, silence: Duration) ->
     };
     let reader = Reader {
         body,
-        decoder: Decoder::with_limit(EVENT_LIMIT),
+        decoder: Decoder::new(),
         runtime,
         silence,
     };

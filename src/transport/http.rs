@@ -29,6 +29,7 @@ use crate::protocol::message::{
 };
 use crate::protocol::route::{Action, agent_path};
 use crate::protocol::sse;
+use crate::protocol::trace::TraceContext;
 use crate::protocol::{VERSION, header};
 
 /// The largest JSON answer, in bytes: a snapshot holds a whole state.
@@ -117,6 +118,14 @@ impl HttpTransport {
     #[must_use]
     pub fn with_policy(mut self, policy: RetryPolicy) -> Self {
         self.policy = policy;
+        self
+    }
+
+    /// Puts something between the calls and what moves their bytes: what records requests, signs
+    /// them, or makes faults. It gets every request of this transport, retries included.
+    #[must_use]
+    pub fn through(mut self, layer: impl FnOnce(Rc<dyn Fetch>) -> Rc<dyn Fetch>) -> Self {
+        self.fetch = layer(self.fetch);
         self
     }
 
@@ -338,6 +347,11 @@ impl Transport for HttpTransport {
         }))
     }
 
+    fn traced(&self, trace: &TraceContext) -> Option<Rc<dyn Transport>> {
+        let (traceparent, tracestate) = trace.headers()?;
+        Some(Rc::new(self.clone().with_trace(traceparent, tracestate)))
+    }
+
     fn stream(
         &self,
         session: &SessionId,
@@ -410,6 +424,7 @@ impl Wire {
                 _ => false,
             },
             TransportError::Malformed(_)
+            | TransportError::Unexplained { .. }
             | TransportError::VersionUnsupported { .. }
             | TransportError::ProjectedMount => false,
         }
@@ -513,10 +528,13 @@ async fn refusal(status: u16, response: Response) -> Failed {
         .and_then(|value| value.to_str().ok())
         .and_then(|text| text.trim().parse::<u32>().ok());
     let mut envelope = None;
-    if is_type(response.headers(), "application/json")
-        && let Ok(body) = read_body(response.into_body(), ENVELOPE_LIMIT).await
-    {
-        envelope = serde_json::from_slice::<ErrorEnvelope>(&body).ok();
+    if is_type(response.headers(), "application/json") {
+        match read_body(response.into_body(), ENVELOPE_LIMIT).await {
+            Ok(body) => envelope = serde_json::from_slice::<ErrorEnvelope>(&body).ok(),
+            // The peer may have refused for good or not: what it said did not come through.
+            Err(error @ TransportError::Unreachable(_)) => return Failed { error, retry_after },
+            Err(_) => {}
+        }
     }
     if envelope.is_none() && status == 429 {
         envelope = Some(ErrorEnvelope {
@@ -538,7 +556,7 @@ async fn refusal(status: u16, response: Response) -> Failed {
         None if status >= 500 => {
             TransportError::Unreachable(format!("status {status} without an envelope"))
         }
-        None => TransportError::Malformed(format!("status {status} without an envelope")),
+        None => TransportError::Unexplained { status },
     };
     Failed { error, retry_after }
 }

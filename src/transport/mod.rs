@@ -11,6 +11,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use futures::future::LocalBoxFuture;
@@ -25,6 +26,7 @@ use crate::protocol::message::{
     ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse,
     StopRequest, StopResponse, UsageResponse,
 };
+use crate::protocol::trace::TraceContext;
 
 /// One HTTP exchange: a service binding, an object stub, global fetch, a native client.
 pub trait Fetch {
@@ -59,6 +61,13 @@ pub enum TransportError {
     /// The answer is not what the contract says.
     #[error("malformed answer: {0}")]
     Malformed(String),
+    /// A refusal without an envelope: something between the two services spoke, not the producer.
+    /// Whether the request took effect is not known.
+    #[error("status {status} without an envelope")]
+    Unexplained {
+        /// The HTTP status, from 400 to 499.
+        status: u16,
+    },
     /// The call's deadline passed.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
@@ -98,6 +107,12 @@ pub trait Transport {
     fn snapshot(&self, session: &SessionId) -> Call<'_, SnapshotResponse>;
     /// Reads the usage.
     fn usage(&self, session: &SessionId) -> Call<'_, UsageResponse>;
+    /// The same transport, its requests part of this trace; `None` from one that sends no headers.
+    /// Default: `None`.
+    fn traced(&self, trace: &TraceContext) -> Option<Rc<dyn Transport>> {
+        let _ = trace;
+        None
+    }
     /// Attaches to the stream above `from`. `stream` guards against another life of the id.
     fn stream(
         &self,

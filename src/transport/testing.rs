@@ -1,6 +1,6 @@
 //! A runtime on tokio's clock, for tests in virtual time.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ pub(crate) const EPOCH: Timestamp = 1_800_000_000_000;
 
 pub(crate) struct TestRuntime {
     begun: Instant,
+    /// What every byte of randomness is.
+    pub(crate) chance: Cell<u8>,
     pub(crate) lines: RefCell<Vec<String>>,
 }
 
@@ -22,6 +24,7 @@ impl TestRuntime {
     pub(crate) fn new() -> Self {
         Self {
             begun: Instant::now(),
+            chance: Cell::new(255),
             lines: RefCell::default(),
         }
     }
@@ -38,7 +41,7 @@ impl Runtime for TestRuntime {
     }
 
     fn entropy(&self) -> [u8; 16] {
-        [255; 16]
+        [self.chance.get(); 16]
     }
 
     fn sleep(&self, duration: Duration) -> LocalBoxFuture<'static, ()> {

@@ -16,6 +16,7 @@ use futures::future::LocalBoxFuture;
 use futures::stream::{self, StreamExt as _};
 use serde_json::{Value, json};
 
+mod bodies;
 mod streams;
 
 use super::testing::TestRuntime;

@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::LocalBoxFuture;
-use futures::stream;
-use remote_agents::agent::model::{
-    LanguageModel, ModelError, ModelErrorKind, ModelEvent, ModelRequest, ModelStream, StopReason,
-};
+use remote_agents::agent::model::{LanguageModel, ModelError, ModelErrorKind, ModelEvent};
 use remote_agents::agent::{SubAgent, typed_tool};
 use remote_agents::http::{Body, Request, Response};
 use remote_agents::mount::Mount;
@@ -20,7 +17,7 @@ use remote_agents::transport::{Fetch, FetchError, HttpTransport};
 use remote_agents::{Agent, Agents};
 use serde_json::{Map, Value, json};
 
-use crate::support::{Client, Lines, calls, chunks, in_world, scripted, text, turn};
+use crate::support::{Client, Lines, Slow, calls, chunks, in_world, scripted, text, turn};
 
 const START: u64 = 1_700_000_000_000;
 
@@ -34,30 +31,6 @@ fn id(text: &str) -> SessionId {
 
 async fn wait(millis: u64) {
     tokio::time::sleep(Duration::from_millis(millis)).await;
-}
-
-/// A model that says `words` words, one in each `pause`.
-struct Slow {
-    words: usize,
-    pause: Duration,
-}
-
-impl LanguageModel for Slow {
-    fn name(&self) -> &str {
-        "slow"
-    }
-
-    fn stream(&self, _: ModelRequest) -> ModelStream {
-        let (words, pause) = (self.words, self.pause);
-        Box::pin(stream::unfold(0, move |n| async move {
-            tokio::time::sleep(pause).await;
-            match n {
-                n if n < words => Some((Ok(ModelEvent::TextDelta(format!("w{n} "))), n + 1)),
-                n if n == words => Some((Ok(ModelEvent::Stop(StopReason::EndTurn)), n + 1)),
-                _ => None,
-            }
-        }))
-    }
 }
 
 /// Changes the answer to a request on its way, or gives it back as it is.
@@ -254,36 +227,6 @@ fn an_abort_outranks_an_interrupt_that_is_being_carried_out() {
                 "aborted after {at} ms"
             );
         }
-    });
-}
-
-#[test]
-fn a_run_that_fails_leaves_no_child_without_its_end() {
-    in_world(|| async {
-        let silent = Rc::new(Slow {
-            words: 1,
-            pause: Duration::from_secs(100_000),
-        });
-        let (parent, child) = pair(&Lines::default(), silent, honest());
-        begin(&parent).await;
-        for _ in 0..20 {
-            wait(2_500).await;
-            parent.objects.evict(&id("p")).unwrap();
-        }
-        let settled = parent.settled("parent", "p").await;
-        assert_eq!(
-            (settled["status"].as_str(), settled["errorCode"].as_str()),
-            (Some("failed"), Some("run_attempts_exhausted"))
-        );
-        let (chunks, _) = log(&parent, "parent", "p").await;
-        assert_eq!(count(&chunks, "subagent_start"), 1);
-        assert_eq!(count(&chunks, "subagent_end"), 1);
-        let name = child_of(&child);
-        wait(5_000).await;
-        let (_, status) = child
-            .get(&format!("/agents/child/status?sessionId={name}"))
-            .await;
-        assert_eq!(status["status"], "interrupted");
     });
 }
 

@@ -12,15 +12,22 @@
 
 mod children;
 mod eviction;
+mod faults;
 mod flush;
 mod follower;
 mod hooks;
+mod hops;
 mod house;
 mod lifecycle;
 mod logging;
+mod loopback;
 mod races;
 mod routes;
 mod session;
+mod settling;
 mod stored;
+#[path = "../stories/mod.rs"]
+mod stories;
+mod story;
 mod support;
 mod tools;

@@ -56,6 +56,30 @@ impl LanguageModel for Scripted {
     }
 }
 
+/// A model that says `words` words, one in each `pause`.
+pub struct Slow {
+    pub words: usize,
+    pub pause: Duration,
+}
+
+impl LanguageModel for Slow {
+    fn name(&self) -> &str {
+        "slow"
+    }
+
+    fn stream(&self, _: ModelRequest) -> ModelStream {
+        let (words, pause) = (self.words, self.pause);
+        Box::pin(stream::unfold(0, move |n| async move {
+            tokio::time::sleep(pause).await;
+            match n {
+                n if n < words => Some((Ok(ModelEvent::TextDelta(format!("w{n} "))), n + 1)),
+                n if n == words => Some((Ok(ModelEvent::Stop(StopReason::EndTurn)), n + 1)),
+                _ => None,
+            }
+        }))
+    }
+}
+
 pub fn scripted(
     script: impl Fn(&ModelRequest) -> Vec<Result<ModelEvent, ModelError>> + 'static,
 ) -> Rc<dyn LanguageModel> {

@@ -27,7 +27,7 @@ pub(crate) enum Worker {
     Producer,
     /// The agent that calls them.
     Consumer,
-    /// The store's contract suite, for its test in workerd alone; never deployed.
+    /// The suites that any store and any transport are put through, for tests in workerd alone; never deployed.
     Contract,
     /// The library's object as the benchmark drives it; never deployed.
     Bench,

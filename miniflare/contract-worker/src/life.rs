@@ -3,6 +3,8 @@
 //! `/life/agents/…` is a mount of them. `DELETE /life/session` and `GET /life/alarm`, each with
 //! `?sessionId=`, reach the object itself, as a host's own requests do.
 
+#![allow(missing_docs)] // `durable_object` writes methods without documentation.
+
 use std::rc::Rc;
 use std::time::Duration;
 

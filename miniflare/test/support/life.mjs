@@ -1,18 +1,12 @@
 // Sessions of the test Worker's `/life`: agents that wait, that expire, and that take three readers.
 
 import { startWorkers } from "../../harness.mjs";
+import { contract } from "./contract.mjs";
 import { Mount, send } from "./http.mjs";
-
-/** The test Worker. */
-export const contract = {
-  name: "contract",
-  built: "miniflare/contract-worker",
-  objects: { CONTRACT: "ContractObject", LIFE: "LifeObject" },
-};
 
 /** @returns the harness's `workers`, a mount for each agent type, and what a host asks of an object. */
 export async function startLife() {
-  const workers = await startWorkers({ extra: [contract] });
+  const workers = await startWorkers({ extra: [contract()] });
   const base = workers.urls.contract;
   const own = (method, path, id) => send(base, { method, path: `/life/${path}?sessionId=${id}` });
   return {

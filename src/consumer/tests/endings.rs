@@ -32,7 +32,12 @@ async fn a_stop_interrupts_the_child_and_waits_no_longer_than_a_read() {
         ("run_interrupted", SubStatus::Failed)
     );
     assert_eq!(world.parent.runtime.elapsed(), 5000);
-    assert_eq!(world.forwarded(), [1]);
+    // Its last words could not be had, and the log says so.
+    assert_eq!(world.forwarded(), [1, 2]);
+    assert_eq!(
+        world.parent.chunks.borrow()[1]["reason"],
+        "child_incomplete"
+    );
 
     let world = World::new([vec![chunk(1), hang()]]);
     world.child.interrupts.borrow_mut().push_back(None);
@@ -115,6 +120,70 @@ async fn a_start_that_never_answers_ends_with_the_deadline() {
         .push_back(Some(Err(refused(404, "NOT_FOUND"))));
     assert_eq!(World::code(&world.outcome().await), "run_timeout");
     assert_eq!(world.parent.runtime.elapsed(), 15 * MINUTE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_that_no_start_answers_is_given_up_after_the_call_s_time_plus_one_minute() {
+    let world = World::new([]);
+    let faults = (0..200).map(|_| Some(Err(TransportError::Unreachable("down".into()))));
+    *world.child.starts.borrow_mut() = faults.collect();
+    world
+        .child
+        .interrupts
+        .borrow_mut()
+        .push_back(Some(Err(TransportError::Unreachable("down".into()))));
+    // A stop that comes while the first start is on its way.
+    world.child.start_delay.set(1000);
+    let outcome = world.stopped_after(500).await;
+    assert_eq!(
+        (World::code(&outcome), outcome.status),
+        ("run_interrupted", SubStatus::Stopping)
+    );
+    assert_eq!(world.parent.runtime.elapsed(), 16 * MINUTE);
+    let starts = |line: &&String| line.starts_with("start ");
+    assert!(world.log().iter().filter(starts).count() > 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parent_that_was_away_for_long_waits_for_one_answer_and_no_longer_than_for_a_read() {
+    for answered in [true, false] {
+        let world = World::new([]);
+        let answer = answered.then(|| Ok(started()));
+        *world.child.starts.borrow_mut() = [answer].into();
+        world.child.start_delay.set(3_000);
+        world.child.interrupts.borrow_mut().push_back(stop_answer());
+        *world.parent.child.borrow_mut() = Some(SubSessionRecord {
+            status: SubStatus::Stopping,
+            deadline: EPOCH - 5 * MINUTE,
+            ..stored_ref()
+        });
+        let outcome = world.outcome().await;
+        assert_eq!(World::code(&outcome), "run_interrupted");
+        let expected = if answered { 3_000 } else { 10_000 };
+        assert_eq!(world.parent.runtime.elapsed(), expected);
+        assert!(
+            world
+                .log()
+                .contains(&"interrupt run_interrupted".to_owned())
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unreadable_status_is_lost_a_minute_after_the_deadline() {
+    let world = World::new([vec![reset()], vec![reset()], vec![reset()], vec![reset()]]);
+    let faults = (0..200).map(|_| Some(Err(TransportError::Unreachable("down".into()))));
+    *world.child.statuses.borrow_mut() = faults.collect();
+    world
+        .child
+        .interrupts
+        .borrow_mut()
+        .push_back(Some(Err(TransportError::Unreachable("down".into()))));
+    let outcome = world.outcome().await;
+    assert_eq!(World::code(&outcome), "framework_subagent_lost");
+    let failure = outcome.error.unwrap();
+    assert_eq!(failure.cause.as_deref(), Some("status_unreachable"));
+    assert_eq!(world.parent.runtime.elapsed(), 16 * MINUTE);
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,8 +282,17 @@ async fn a_foreign_origin_is_reported_and_a_known_one_kept_across_a_restart() {
     assert_eq!(origins, [json!(CHILD), json!("g"), Value::Null]);
     assert_eq!(world.parent.notes.borrow().len(), 1);
 
-    let world = World::new([vec![foreign("g", 2), completed()]]);
-    world.parent.chunks.borrow_mut().push(announce);
+    let by = |child: &str| {
+        let mut announce = announce.clone();
+        announce["remoteSource"] = json!({"childSessionId": child});
+        announce
+    };
+    // Another child's announcement of the same session counts for nothing.
+    let world = World::new([vec![foreign("g", 2), foreign("h", 3), completed()]]);
+    world.parent.chunks.borrow_mut().push(by(CHILD));
+    let mut others = by("p-remote-other");
+    others["subSessionId"] = json!("h");
+    world.parent.chunks.borrow_mut().push(others);
     *world.parent.child.borrow_mut() = Some(SubSessionRecord {
         remote: Some(SubRemote {
             stream_id: StreamId::parse("st_1").unwrap(),
@@ -223,11 +301,10 @@ async fn a_foreign_origin_is_reported_and_a_known_one_kept_across_a_restart() {
         ..stored_ref()
     });
     world.outcome().await;
-    assert_eq!(
-        world.parent.chunks.borrow()[1]["origin"]["sessionId"],
-        json!("g")
-    );
-    assert!(world.parent.notes.borrow().is_empty());
+    let chunks = world.parent.chunks.borrow();
+    assert_eq!(chunks[2]["origin"]["sessionId"], json!("g"));
+    assert_eq!(chunks[3].get("origin"), None);
+    assert_eq!(world.parent.notes.borrow().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -307,5 +384,5 @@ async fn why_a_stream_ended_is_not_lost_behind_the_frames_before_it() {
         World::code(&world.outcome().await),
         "framework_not_supported"
     );
-    assert_eq!(world.forwarded(), [1]);
+    assert_eq!(world.forwarded(), [1, 2]);
 }

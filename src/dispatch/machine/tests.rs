@@ -96,7 +96,17 @@ impl Bench {
     fn tell_interrupted(&mut self) -> Vec<Effect> {
         let effects = self.tell(interrupted());
         assert!(self.dispatch.is_draining(), "{effects:?}");
-        self.drop_stream()
+        self.fail_to_drain()
+    }
+
+    /// The rest of the stream cannot be had, and the log says so.
+    fn fail_to_drain(&mut self) -> Vec<Effect> {
+        let effects = self.drop_stream();
+        let Some((Effect::Forward { chunks, .. }, rest)) = effects.split_first() else {
+            panic!("nothing is said about the rest: {effects:?}")
+        };
+        assert_eq!(chunks[0].1.text("reason"), Some("child_incomplete"));
+        rest.to_vec()
     }
 
     fn drop_stream(&mut self) -> Vec<Effect> {
@@ -285,16 +295,23 @@ fn settled(effects: &[Effect]) -> CallOutcome {
 
 fn failure(effects: &[Effect]) -> (String, Option<String>) {
     let outcome = settled(effects);
-    assert_eq!(
-        (outcome.success, outcome.status),
-        (false, SubStatus::Failed)
-    );
+    assert!(!outcome.success && outcome.status != SubStatus::Completed);
     let failure = outcome.error.unwrap();
     assert_eq!(
         outcome.result["metadata"]["helixErrorDetail"]["code"],
         json!(failure.code)
     );
     (failure.code, failure.cause)
+}
+
+/// Whether the call has settled with a child that could not be told to stop.
+fn is_untold(effects: &[Effect]) -> bool {
+    settled(effects).status == SubStatus::Stopping
+}
+
+/// What stands in the log where the rest of the child's stream cannot be had.
+fn unheard(stream: &str, at: Sequence, now: Timestamp) -> Effect {
+    resync(stream, at, "child_incomplete", now)
 }
 
 fn has_note(effects: &[Effect]) -> bool {
@@ -443,6 +460,11 @@ fn a_refused_start_fails_typed_and_leaves_no_child_at_work() {
             true,
         ),
         (
+            TransportError::Unexplained { status: 403 },
+            "transport_error",
+            true,
+        ),
+        (
             TransportError::VersionUnsupported { theirs: 2 },
             "VERSION_UNSUPPORTED",
             true,
@@ -465,6 +487,7 @@ fn a_refused_start_fails_typed_and_leaves_no_child_at_work() {
             assert!(has_note(&effects), "{answer}");
         }
         assert_eq!(failure(&effects).0, code, "{answer}");
+        assert_eq!(is_untold(&effects), may_have_begun, "{answer}");
     }
 }
 
@@ -589,8 +612,8 @@ fn a_projected_mount_or_a_later_version_is_never_folded() {
 
 // Truncation.
 
-fn resync(stream: &str, at: Sequence, now: Timestamp) -> Effect {
-    let fields = json!({"type": "stream_resync", "reason": "child_truncated", "agentId": "c", "agentType": "planner",
+fn resync(stream: &str, at: Sequence, reason: &str, now: Timestamp) -> Effect {
+    let fields = json!({"type": "stream_resync", "reason": reason, "agentId": "c", "agentType": "planner",
         "timestamp": now, "step": 0});
     let chunk = serde_json::from_value(fields).unwrap();
     Effect::Forward {
@@ -605,7 +628,13 @@ fn truncated_goes_on_just_before_the_floor_and_says_so() {
     let mut bench = Bench::streaming();
     bench.frames(vec![chunk(3)]);
     let effects = bench.frames(vec![truncated(Some(50), "st_1")]);
-    assert_eq!(effects, [resync("st_1", 49, bench.now), attach("st_1", 49)]);
+    assert_eq!(
+        effects,
+        [
+            resync("st_1", 49, "child_truncated", bench.now),
+            attach("st_1", 49)
+        ]
+    );
     bench.tell(Event::Attached);
     assert_eq!(
         bench.frames(vec![chunk(50)]),
@@ -618,7 +647,13 @@ fn another_life_of_the_child_is_read_from_its_floor() {
     let mut bench = Bench::streaming();
     bench.frames(vec![chunk(70)]);
     let effects = bench.frames(vec![truncated(Some(0), "st_2")]);
-    assert_eq!(effects, [resync("st_2", 0, bench.now), attach("st_2", 0)]);
+    assert_eq!(
+        effects,
+        [
+            resync("st_2", 0, "child_truncated", bench.now),
+            attach("st_2", 0)
+        ]
+    );
     bench.tell(Event::Attached);
     assert_eq!(
         bench.frames(vec![chunk(1)]),
@@ -644,6 +679,31 @@ fn a_cursor_above_all_that_the_child_knows_writes_nothing_twice() {
         assert_eq!(bench.frames(vec![chunk(69), chunk(70)]), [Effect::Next]);
         assert!(settled(&bench.frames(vec![Frame::End(completed())])).success);
     }
+}
+
+#[test]
+fn a_gap_in_the_child_s_stream_is_told_in_the_log() {
+    let mut bench = Bench::streaming();
+    bench.frames(vec![chunk(1)]);
+    let effects = bench.frames(vec![chunk(2), chunk(5), chunk(6)]);
+    let Some(Effect::Forward {
+        through, chunks, ..
+    }) = effects.first()
+    else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(*through, 6);
+    let told: Vec<_> = chunks.iter().map(|(n, chunk)| (*n, chunk.kind())).collect();
+    assert_eq!(
+        told,
+        [
+            (2, "text_delta"),
+            (4, "stream_resync"),
+            (5, "text_delta"),
+            (6, "text_delta")
+        ]
+    );
+    assert_eq!(chunks[1].1.text("reason"), Some("child_gap"));
 }
 
 #[test]

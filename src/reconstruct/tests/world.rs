@@ -229,6 +229,7 @@ impl World {
         let answer = ModelAnswer {
             text: "so".into(),
             calls: calls.collect(),
+            queued: Vec::new(),
             cut: false,
             model: "m".into(),
             tokens: Tokens::default(),
@@ -262,6 +263,7 @@ impl World {
                     message: Some("more".into()),
                     ids: ids(2),
                     state: None,
+                    healed: Vec::new(),
                     idempotency: None,
                 };
                 let transition = live.session.resume(reopen, 2).unwrap();
@@ -387,6 +389,7 @@ impl World {
             let settled = ChildSettled {
                 status: SubStatus::Completed,
                 usage: None,
+                untold: false,
             };
             let transition = parent
                 .session

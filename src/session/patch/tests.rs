@@ -5,6 +5,7 @@
     clippy::panic
 )]
 
+use serde::Deserialize as _;
 use serde_json::json;
 
 use super::*;
@@ -456,5 +457,33 @@ fn colliding_steps_are_those_of_the_calls_one_after_the_other() {
             assert_eq!(outcome.state[key], value, "seed {seed}: {key}");
         }
         assert!(outcome.skipped.is_empty(), "seed {seed}");
+    }
+}
+
+#[test]
+fn the_published_cases_of_rfc_6902_are_applied_as_they_say() {
+    let vectors: Value =
+        serde_json::from_str(include_str!("../../../tests/vectors/rfc6902.json")).unwrap();
+    let cases = vectors["cases"].as_array().unwrap();
+    assert!(cases.len() > 80, "{} cases", cases.len());
+    for case in cases {
+        let patch = case["patch"].as_array().unwrap();
+        // What is no operation at all is refused before it comes to the document.
+        let operations: Result<Vec<PatchOperation>, _> =
+            patch.iter().map(PatchOperation::deserialize).collect();
+        let after = operations
+            .map_err(|error| error.to_string())
+            .and_then(|operations| {
+                apply(&case["doc"], &operations).map_err(|error| error.to_string())
+            });
+        match case.get("error") {
+            Some(_) => assert!(after.is_err(), "{case} gave {after:?}"),
+            None => {
+                let after = after.unwrap_or_else(|error| panic!("{case}: {error}"));
+                if let Some(expected) = case.get("expected") {
+                    assert_eq!(&after, expected, "{case}");
+                }
+            }
+        }
     }
 }

@@ -235,5 +235,10 @@ pub(super) fn announced_children_are_found(subject: Subject<'_>) {
     assert!(!store.announced("fake", Some("reader")).unwrap());
     assert!(!store.announced("said", Some("reader")).unwrap());
     assert!(!store.announced("ended", Some("reader")).unwrap());
+    // Who announced it is known as well.
+    assert!(store.announced_by("child", "grandchild").unwrap());
+    assert!(store.announced_by("", "child").unwrap());
+    assert!(!store.announced_by("other", "grandchild").unwrap());
+    assert!(!store.announced_by("child", "child").unwrap());
     assert_eq!(read(&*store, 0, 100, ALL).len(), list.len());
 }

@@ -60,6 +60,7 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
     answered.answer = Some(Answer {
         text: "I will look.".into(),
         cut: false,
+        then: Vec::new(),
     });
     let mut done = call("b", 1, json!({}));
     done.begun = 3;
@@ -143,8 +144,23 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
     assert_eq!(store.checkpoint().unwrap(), Some(saved));
     assert_eq!(store.messages().unwrap(), messages);
     assert_eq!(store.step().unwrap(), Some((answered, calls)));
-    assert_eq!(store.sub_sessions().unwrap(), [forwarded, local.clone()]);
+    assert_eq!(
+        store.sub_sessions().unwrap(),
+        [forwarded.clone(), local.clone()]
+    );
     assert_eq!(store.sub_session("c-1").unwrap(), Some(local));
+    let ids = store.sub_session_ids().unwrap();
+    let spoiled = SubSessionRecord {
+        status: SubStatus::Failed,
+        remote: None,
+        ..forwarded
+    };
+    assert_eq!(ids[0], spoiled.sub_session_id.as_str());
+    let sub_session_id = ids[0].clone();
+    let epoch = store.session().unwrap().unwrap().epoch;
+    let spoil = Write::SpoiledSubSession { sub_session_id };
+    store.commit(&fenced(epoch, vec![spoil])).unwrap();
+    assert_eq!(store.sub_sessions().unwrap()[0], spoiled);
     assert_eq!(store.usage().unwrap(), usage);
     assert_eq!(store.idempotency("start:s-1").unwrap(), Some(answer));
     assert_eq!(store.idempotency("start:s").unwrap(), None);
@@ -160,6 +176,10 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
         user_id: Some("u".into()),
         tags: Some(vec!["t".into()]),
         metadata: json!({"m": [1]}).as_object().cloned(),
+        trace: Some(crate::protocol::trace::TraceContext {
+            traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into(),
+            tracestate: None,
+        }),
     });
     let first = Commit {
         fence: None,

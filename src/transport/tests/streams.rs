@@ -99,7 +99,7 @@ async fn a_recoverable_error_is_a_drop_and_any_other_an_end() {
 
 #[tokio::test(start_paused = true)]
 async fn garbage_on_a_stream_is_a_drop() {
-    let oversize = format!("event: chunk\ndata: {}", "x".repeat(4 * 1024 * 1024 + 1));
+    let oversize = format!("event: chunk\ndata: {}", "x".repeat(sse::EVENT_LIMIT + 1));
     for body in ["event: chunk\ndata: {oops\n\n".to_owned(), oversize] {
         let (_, end) = drain(&Bench::new([streams(vec![Ok(body.into())], true)])).await;
         assert!(end.starts_with("dropped: malformed"), "{end}");

@@ -95,12 +95,63 @@ fn a_recovered_completion_is_read_in_order() {
     bench.exhaust_stream();
     let mut answer = status(SessionStatus::Completed, false);
     answer.output = Some(json!(1));
-    assert_eq!(
-        bench.tell(Event::Status(Ok(answer))),
-        [Effect::ReadSnapshot]
-    );
+    assert_eq!(bench.tell(Event::Status(Ok(answer))), [attach("st_1", 0)]);
+    assert_eq!(bench.fail_to_drain(), [Effect::ReadSnapshot]);
     assert_eq!(bench.tell(snapshot(json!({}))), [Effect::ReadUsage]);
     assert_eq!(settled(&bench.tell(usage(1))).output, Some(json!(1)));
+}
+
+/// A child that completed while its stream could not be attached, its status just read.
+fn completed_meanwhile() -> Bench {
+    let mut bench = Bench::streaming();
+    bench.frames(vec![chunk(1)]);
+    bench.exhaust_stream();
+    let mut answer = status(SessionStatus::Completed, false);
+    answer.output = Some(json!(1));
+    assert_eq!(bench.tell(Event::Status(Ok(answer))), [attach("st_1", 1)]);
+    bench
+}
+
+#[test]
+fn what_a_child_said_before_it_completed_unheard_is_forwarded_all_the_same() {
+    let mut bench = completed_meanwhile();
+    assert_eq!(bench.tell(Event::Attached), [Effect::Next]);
+    assert_eq!(
+        bench.frames(vec![chunk(2), chunk(3)]),
+        [forward("st_1", &[2, 3]), Effect::Next]
+    );
+    assert_eq!(
+        bench.frames(vec![chunk(4), Frame::End(completed())]),
+        [forward("st_1", &[4]), Effect::ReadSnapshot]
+    );
+}
+
+#[test]
+fn where_the_rest_of_a_completed_child_cannot_be_had_the_log_says_so() {
+    // The stream drops again, is refused, is truncated, or never ends.
+    let endings: [fn(&mut Bench) -> Vec<Effect>; 3] = [
+        |bench| bench.drop_stream(),
+        |bench| {
+            bench.tell(Event::Attached);
+            bench.frames(vec![truncated(Some(9), "st_1")])
+        },
+        |bench| {
+            bench.tell(Event::Attached);
+            assert!(bench.dispatch.has_ended());
+            assert_eq!(bench.dispatch.handle_drained(bench.now), Abandon::Yes);
+            bench.effects()
+        },
+    ];
+    for end in endings {
+        let mut bench = completed_meanwhile();
+        let effects = end(&mut bench);
+        assert_eq!(
+            effects,
+            [unheard("st_1", 2, bench.now), Effect::ReadSnapshot]
+        );
+        bench.tell(snapshot(json!({})));
+        assert!(settled(&bench.tell(usage(1))).success);
+    }
 }
 
 #[test]
@@ -199,6 +250,12 @@ fn a_child_that_cannot_be_found_is_lost() {
             refused(404, "FEATURE_UNAVAILABLE"),
             "refused:FEATURE_UNAVAILABLE",
         ),
+        // Something between the services answered: it is not asked again either.
+        (TransportError::Unexplained { status: 404 }, "not_found"),
+        (
+            TransportError::Unexplained { status: 403 },
+            "refused:http_403",
+        ),
     ] {
         let mut bench = Bench::streaming();
         bench.exhaust_stream();
@@ -223,8 +280,71 @@ fn an_unreadable_status_proves_nothing_and_is_read_again() {
         assert!(has_note(&effects));
         assert_eq!(bench.sleep(&effects), [Effect::ReadStatus]);
     }
+    assert_eq!(bench.dispatch.handle_deadline(), Abandon::No);
+    let answer = Event::Status(Ok(status(SessionStatus::Running, true)));
+    assert_eq!(bench.tell(answer), interrupt(Code::RunTimeout));
+}
+
+#[test]
+fn status_unreachable_is_past_the_child_s_own_deadline_plus_one_minute_of_grace() {
+    let mut bench = Bench::streaming();
+    bench.exhaust_stream();
+    let effects = bench.tell(Event::Status(Err(unreachable())));
+    assert!(matches!(effects.last(), Some(Effect::Sleep { .. })));
     assert_eq!(bench.dispatch.handle_deadline(), Abandon::Yes);
-    assert_eq!(bench.effects(), interrupt(Code::RunTimeout));
+    assert_eq!(bench.effects(), [Effect::ReadStatus]);
+    let effects = bench.tell(Event::Status(Err(unreachable())));
+    assert!(matches!(effects.last(), Some(Effect::Sleep { .. })));
+    assert_eq!(bench.dispatch.handle_grace_over(), Abandon::Yes);
+    assert_eq!(bench.effects(), interrupt(Code::SubagentLost));
+    let effects = bench.tell(Event::Interrupted(Err(unreachable())));
+    assert_eq!(
+        failure(&effects),
+        (
+            "framework_subagent_lost".into(),
+            Some("status_unreachable".into())
+        )
+    );
+    assert!(is_untold(&effects));
+
+    // A parent that was away for longer than that asks once.
+    let mut bench = Bench::restarted(true, Some(("st_1", 4)));
+    bench.effects();
+    bench.dispatch.handle_deadline();
+    assert_eq!(bench.effects(), [Effect::ReadStatus]);
+    assert_eq!(bench.dispatch.handle_grace_over(), Abandon::No);
+    let effects = bench.tell(Event::Status(Err(unreachable())));
+    assert_eq!(
+        effects.last(),
+        Some(&Effect::Interrupt {
+            reason: Code::SubagentLost
+        })
+    );
+}
+
+#[test]
+fn a_child_that_ended_while_the_parent_was_away_past_the_deadline_counts() {
+    for known in [None, Some(("st_1", 4))] {
+        let mut bench = Bench::restarted(true, known);
+        bench.effects();
+        assert_eq!(bench.dispatch.handle_deadline(), Abandon::Yes);
+        assert_eq!(bench.effects(), [Effect::ReadStatus]);
+        let mut answer = status(SessionStatus::Completed, false);
+        answer.output = Some(json!(1));
+        let effects = bench.tell(Event::Status(Ok(answer.clone())));
+        if known.is_none() {
+            // The stream is learned from the status and read to its end.
+            assert_eq!(effects.last(), Some(&attach("st_1", 0)));
+            bench.tell(Event::Attached);
+            assert!(settled(&bench.frames(vec![Frame::End(completed())])).success);
+        } else {
+            assert_eq!(effects, [attach("st_1", 4)]);
+            bench.tell(Event::Attached);
+            bench.frames(vec![Frame::End(completed())]);
+            bench.tell(snapshot(json!({})));
+            assert!(settled(&bench.tell(usage(1))).success);
+        }
+    }
 }
 
 #[test]
@@ -261,6 +381,7 @@ fn a_dead_producer_fails_typed_after_the_attach_attempts() {
         failure(&effects),
         ("producer-dead".into(), Some("no_runner".into()))
     );
+    assert!(is_untold(&effects));
 }
 
 #[test]

@@ -89,6 +89,7 @@ fn a_turn_of_400_chunks_at_ten_a_commit_writes_42_rows_of_log_at_most() {
     let answer = ModelAnswer {
         text: "all of it".into(),
         calls: Vec::new(),
+        queued: Vec::new(),
         cut: false,
         model: "offline".into(),
         tokens: Default::default(),

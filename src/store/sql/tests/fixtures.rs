@@ -108,6 +108,7 @@ fn life() -> Vec<Commit> {
                     answer: Some(Answer {
                         text: "I will look.".into(),
                         cut: false,
+                        then: Vec::new(),
                     }),
                 }),
                 Write::ToolCall(call("a", 0)),
