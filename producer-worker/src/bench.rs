@@ -216,7 +216,8 @@ impl Session {
                 origin: Rc::default(),
             },
             tool_call_id: tool_call_id.into(),
-            repeated: false,
+            attempt: 1,
+            idempotency_key: tool_call_id.into(),
             stop: StopSignal::default(),
             handle: self.desk.clone(),
         }

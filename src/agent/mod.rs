@@ -3,11 +3,12 @@
 //! Definitions are data and callbacks; they do no I/O by themselves and know no platform. The
 //! session's driver calls them.
 
+pub(crate) mod hooks;
 pub mod model;
 mod models;
 mod offline;
 mod schema;
-mod tool;
+pub(crate) mod tool;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,10 +17,14 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+pub use hooks::{
+    AfterEntryHook, Completing, CompletingHook, Entered, Entry, EntryHook, Settled, SettledHook,
+    SettledOutcome, SubAgentHook, SubAgentPayload,
+};
 pub use models::model_by_name;
 pub use offline::OfflineModel;
 pub use schema::Shape;
-pub use tool::{StepHandle, StopSignal, Tool, ToolContext, ToolError, typed_tool};
+pub use tool::{StepHandle, StopSignal, Tool, ToolContext, ToolError, keyed, typed_tool};
 
 use crate::error::{Error, Result};
 use crate::protocol::ids::{AgentType, SessionId};
@@ -33,6 +38,10 @@ pub const SUB_AGENT_PREFIX: &str = "subagent__";
 
 /// The tool by which an agent with a declared output hands it in.
 pub const FINISH_TOOL: &str = "finish";
+
+/// Readers of one session's stream at once, unless an agent says otherwise. A reader costs a
+/// cursor and a connection; far more of them in one object are hardly people.
+pub const MAX_READERS: usize = 256;
 
 /// An agent: everything that a session of its type needs to run.
 #[derive(Clone)]
@@ -55,10 +64,43 @@ pub struct Agent {
     pub limits: Limits,
     /// How much of its log a session keeps.
     pub retention: Retention,
+    /// How long a session is kept after it last changed.
+    pub expiry: Option<Duration>,
+    /// When what the model streams is committed, and so shown.
+    pub flush: Flush,
+    /// Readers that a session's stream has at once.
+    pub max_readers: usize,
     /// Runs when a start or a message comes in, before anything is stored.
     pub before_entry: Option<EntryHook>,
+    /// Runs when a run was opened, in the transaction that opens it.
+    pub after_entry: Option<AfterEntryHook>,
     /// Runs when a sub-agent's call has settled; may stage state.
     pub after_sub_agent: Option<SubAgentHook>,
+    /// Runs when a run is about to complete, in the transaction of its last commit.
+    pub before_completion: Option<CompletingHook>,
+    /// Runs when a run has settled.
+    pub after_settled: Option<SettledHook>,
+}
+
+/// When what a model streams is committed, and so shown: whichever bound is met first. A commit costs
+/// the same whether it holds one piece of text or many, so a longer delay makes a long answer cheaper
+/// and its readers see it in larger pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flush {
+    /// How long the first piece may wait for more. Default zero: what is there together is one
+    /// commit, and nothing waits.
+    pub max_delay: Duration,
+    /// Bytes of text, reasoning and arguments that are committed at once. Default 16 KiB.
+    pub max_bytes: usize,
+}
+
+impl Default for Flush {
+    fn default() -> Self {
+        Self {
+            max_delay: Duration::ZERO,
+            max_bytes: 16 * 1024,
+        }
+    }
 }
 
 /// Bounds of one run.
@@ -90,73 +132,6 @@ impl Default for Limits {
             max_children: 4,
         }
     }
-}
-
-/// A hook at the entry of a message. It may change the incoming state and write tables of the
-/// agent's own: both happen in one transaction with the session's first commit, or not at all.
-/// An error refuses the request; nothing is written.
-pub type EntryHook = Rc<dyn Fn(&mut Entry<'_>) -> Result<()>>;
-
-/// What comes in.
-pub struct Entry<'a> {
-    /// The session.
-    pub session_id: &'a SessionId,
-    /// Whether this begins the session; else it is a new message to it.
-    pub is_start: bool,
-    /// The message.
-    pub message: &'a str,
-    /// The incoming state of a start, before it is checked against the agent's shape; empty else.
-    pub state: &'a mut Map<String, Value>,
-    /// The object's database, inside the entry's transaction.
-    pub database: &'a dyn Database,
-}
-
-/// A hook after a sub-agent's call, before its result is committed.
-///
-/// What it writes belongs to the step and is dropped with it if the parent ends before the result
-/// is committed; then the hook fires again. So fold by setting, not by appending, and let what it
-/// does outside of the state bear a repetition:
-///
-/// ```
-/// # use remote_agents::agent::{Agent, model_by_name};
-/// # use remote_agents::protocol::ids::AgentType;
-/// # use serde_json::{Map, Value, json};
-/// # fn build() -> remote_agents::error::Result<Agent> {
-/// # let agent = Agent::new(AgentType::parse("writer")?, "Write.", model_by_name("offline")?);
-/// let agent = agent.with_after_sub_agent(|payload, context| {
-///     // Only a child that ended has a state to fold, and only within `max_fold_state_bytes`.
-///     let Some(child) = payload.child_custom_state.clone() else {
-///         return Ok(());
-///     };
-///     context.update(|state: &mut Map<String, Value>| {
-///         // Under the child's id: the same call folded twice is folded once.
-///         let research = state.entry("research").or_insert_with(|| json!({}));
-///         if let Some(research) = research.as_object_mut() {
-///             research.insert(payload.sub_session_id.to_string(), json!(child["phase"]));
-///         }
-///     })
-/// });
-/// # Ok(agent)
-/// # }
-/// # assert!(build().is_ok());
-/// ```
-pub type SubAgentHook = Rc<dyn Fn(&SubAgentPayload, &ToolContext) -> Result<()>>;
-
-/// What a sub-agent's call came to.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SubAgentPayload {
-    /// The sub-agent's name in this agent's definition.
-    pub name: String,
-    /// The child's session id.
-    pub sub_session_id: SessionId,
-    /// The child's agent type.
-    pub agent_type: AgentType,
-    /// Whether it completed with a valid output.
-    pub success: bool,
-    /// The output, when it succeeded.
-    pub output: Option<Value>,
-    /// The child's final state, when it ended and is not over the fold limit.
-    pub child_custom_state: Option<Value>,
 }
 
 /// A sub-agent: an agent elsewhere that this agent may call like a tool.
@@ -207,8 +182,14 @@ impl Agent {
             output: None,
             limits: Limits::default(),
             retention: Retention::default(),
+            expiry: None,
+            flush: Flush::default(),
+            max_readers: MAX_READERS,
             before_entry: None,
+            after_entry: None,
             after_sub_agent: None,
+            before_completion: None,
+            after_settled: None,
         }
     }
 
@@ -258,6 +239,59 @@ impl Agent {
     #[must_use]
     pub fn with_retention(mut self, retention: Retention) -> Self {
         self.retention = retention;
+        self
+    }
+
+    /// Sets how long a session is kept after it last changed, once nothing of it runs any more:
+    /// then it is deleted completely. Default: for ever. The alarm of a session at rest is armed
+    /// by what happens to it, so one that came to rest before its agent had an expiry is deleted
+    /// once it was stopped, resumed or woken again.
+    #[must_use]
+    pub fn with_expiry(mut self, after: Duration) -> Self {
+        self.expiry = Some(after);
+        self
+    }
+
+    /// Sets when what the model streams is committed. Default [`Flush::default`].
+    #[must_use]
+    pub fn with_flush(mut self, flush: Flush) -> Self {
+        self.flush = flush;
+        self
+    }
+
+    /// Sets how many readers a session's stream has at once; one more is refused with
+    /// `RATE_LIMITED`. Default [`MAX_READERS`].
+    #[must_use]
+    pub fn with_max_readers(mut self, readers: usize) -> Self {
+        self.max_readers = readers;
+        self
+    }
+
+    /// Sets the hook right after a run was opened. Default: none.
+    #[must_use]
+    pub fn with_after_entry(mut self, hook: impl Fn(&Entered<'_>) -> Result<()> + 'static) -> Self {
+        self.after_entry = Some(Rc::new(hook));
+        self
+    }
+
+    /// Sets the hook right before a run completes. Default: none.
+    #[must_use]
+    pub fn with_before_completion(
+        mut self,
+        hook: impl Fn(&mut Completing<'_>) -> Result<()> + 'static,
+    ) -> Self {
+        self.before_completion = Some(Rc::new(hook));
+        self
+    }
+
+    /// Sets the hook after a run has settled. Default: none. Runs that settled before an agent had
+    /// one are not told.
+    #[must_use]
+    pub fn with_after_settled<F>(mut self, hook: impl Fn(Settled) -> F + 'static) -> Self
+    where
+        F: Future<Output = Result<()>> + 'static,
+    {
+        self.after_settled = Some(Rc::new(move |settled| Box::pin(hook(settled))));
         self
     }
 

@@ -9,17 +9,26 @@ use futures::future::LocalBoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 
 use super::Identity;
 use super::model::ToolSpec;
 use crate::error::{Code, Error, Result};
-use crate::protocol::ids::Timestamp;
+use crate::protocol::ids::{StreamId, Timestamp, hex};
 use crate::store::Database;
 
 /// A tool.
 pub trait Tool {
     /// What the model reads.
     fn spec(&self) -> ToolSpec;
+
+    /// The key of what a call with these arguments does outside, where the tool knows one that
+    /// means more than the call does, such as the number of an order. `None`, the default: the key
+    /// of the call.
+    fn idempotency_key(&self, arguments: &Value) -> Option<String> {
+        let _none = arguments;
+        None
+    }
 
     /// Runs one call. Dropping the future cancels it.
     fn call(
@@ -89,9 +98,12 @@ pub struct ToolContext {
     pub identity: Identity,
     /// The call.
     pub tool_call_id: String,
-    /// Whether an earlier execution of this very call was cut short: its effects outside the
-    /// session may have happened.
-    pub repeated: bool,
+    /// Which execution of this very call it is, from 1. See [`Self::is_repeat`].
+    pub attempt: u32,
+    /// The same for every execution of this call, and for no other call: for the outside to tell a
+    /// repeat by. It is printable ASCII of at most 128 characters, as an `Idempotency-Key` asks for,
+    /// unless the tool declares its own ([`keyed`]).
+    pub idempotency_key: String,
     /// Tells when the run is asked to stop.
     pub stop: StopSignal,
     /// The driver's side.
@@ -99,6 +111,14 @@ pub struct ToolContext {
 }
 
 impl ToolContext {
+    /// Whether an earlier execution of this very call was cut short by a restart: its effects
+    /// outside the session may have happened. A tool that cannot tell the outside to recognise its
+    /// [`Self::idempotency_key`] should look whether they have before it does anything.
+    #[must_use]
+    pub fn is_repeat(&self) -> bool {
+        self.attempt > 1
+    }
+
     /// The state as a type of the user's.
     ///
     /// # Errors
@@ -191,6 +211,54 @@ where
             }
         }),
     })
+}
+
+/// The key of a call that declares none: bound to one life of the session.
+pub(crate) fn call_key(stream: &StreamId, tool_call_id: &str) -> String {
+    let digest = Sha256::new()
+        .chain_update(stream.as_str())
+        .chain_update([0])
+        .chain_update(tool_call_id)
+        .finalize();
+    format!("call:{}", hex(&digest))
+}
+
+/// The tool, with the idempotency key of what its calls do outside. Calls with equal keys are one
+/// effect to the outside, also when the model made two of them. Arguments that do not fit `A` have
+/// the key of their call; the tool refuses them anyway.
+pub fn keyed<A>(tool: Rc<dyn Tool>, key: impl Fn(&A) -> String + 'static) -> Rc<dyn Tool>
+where
+    A: DeserializeOwned + 'static,
+{
+    Rc::new(KeyedTool {
+        tool,
+        key: Box::new(move |arguments| A::deserialize(arguments).ok().map(|typed| key(&typed))),
+    })
+}
+
+type Key = Box<dyn Fn(&Value) -> Option<String>>;
+
+struct KeyedTool {
+    tool: Rc<dyn Tool>,
+    key: Key,
+}
+
+impl Tool for KeyedTool {
+    fn spec(&self) -> ToolSpec {
+        self.tool.spec()
+    }
+
+    fn idempotency_key(&self, arguments: &Value) -> Option<String> {
+        (self.key)(arguments)
+    }
+
+    fn call(
+        &self,
+        context: ToolContext,
+        arguments: Value,
+    ) -> LocalBoxFuture<'static, Result<Value, ToolError>> {
+        self.tool.call(context, arguments)
+    }
 }
 
 type Call = Box<dyn Fn(ToolContext, Value) -> LocalBoxFuture<'static, Result<Value, ToolError>>>;

@@ -4,6 +4,7 @@
 //! platform and the library. Two rules hold in every file: nothing panics, because one panic takes
 //! down all objects of an isolate, and no platform method that can throw is called without `catch`.
 
+mod console;
 mod convert;
 mod database;
 mod fetch;

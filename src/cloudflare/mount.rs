@@ -7,6 +7,7 @@
 use bytes::Bytes;
 use wasm_bindgen::{JsCast as _, JsValue};
 
+use super::console;
 use super::convert;
 use super::fetch::{overloaded, stub};
 use super::ffi;
@@ -24,6 +25,7 @@ pub async fn serve(
     namespace: &worker::ObjectNamespace,
     request: &worker::Request,
 ) -> worker::Response {
+    console::install();
     let request = request.inner();
     let forward = match admitted(mount, request).await {
         Ok(forward) => forward,

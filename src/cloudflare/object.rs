@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use wasm_bindgen::{JsCast as _, JsValue};
 
+use super::console;
 use super::convert;
 use super::database::DurableDatabase;
 use super::ffi::{self, RawContext};
@@ -60,6 +61,7 @@ impl ObjectHost {
     ) -> Self {
         let context: RawContext = JsValue::from(state._inner()).unchecked_into();
         panics::guard(&context);
+        console::install();
         let storage = match context.storage() {
             Ok(storage) => storage,
             Err(thrown) => {
@@ -103,6 +105,18 @@ impl ObjectHost {
         match read(request.inner()).await {
             Ok(request) => convert::answer(producer.handle(request).await, signal.as_ref()),
             Err(error) => convert::answer(refusal(&error), None),
+        }
+    }
+
+    /// Deletes the object's session completely, as [`Producer::delete`] does. No route of a mount
+    /// leads here: a class offers it by a request that only its own Worker sends.
+    ///
+    /// # Errors
+    /// Why the object could not be built, or what the deletion says; nothing is deleted then.
+    pub async fn delete(&self) -> Result<()> {
+        match &self.producer {
+            Ok(producer) => producer.delete().await,
+            Err(error) => Err(error.clone()),
         }
     }
 

@@ -150,11 +150,15 @@ pub(super) fn log(level: Level, event: &dyn fmt::Display) {
         Level::Warn => "warn",
         Level::Error => "error",
     };
-    let line = line(name, event.to_string());
+    write(level, &line(name, event.to_string()));
+}
+
+/// Writes one line to the console.
+pub(super) fn write(level: Level, line: &str) {
     let written = match level {
-        Level::Info => ffi::console_log(&line),
-        Level::Warn => ffi::console_warn(&line),
-        Level::Error => ffi::console_error(&line),
+        Level::Info => ffi::console_log(line),
+        Level::Warn => ffi::console_warn(line),
+        Level::Error => ffi::console_error(line),
     };
     // A console that throws leaves nobody to tell.
     drop(written);

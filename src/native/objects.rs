@@ -105,6 +105,22 @@ impl LocalObjects {
             .map(|object| object.database.clone())
     }
 
+    /// When the alarm of a session's object is due, if one is armed.
+    #[must_use]
+    pub fn alarm_at(&self, session: &SessionId) -> Option<Timestamp> {
+        let objects = self.objects.borrow();
+        objects.get(session)?.runtime.alarm_at()
+    }
+
+    /// How many tasks of a session's object have not come to their end; an armed alarm is none.
+    #[must_use]
+    pub fn pending(&self, session: &SessionId) -> usize {
+        let objects = self.objects.borrow();
+        objects
+            .get(session)
+            .map_or(0, |object| object.runtime.pending())
+    }
+
     /// The ids of all objects that were ever called.
     #[must_use]
     pub fn sessions(&self) -> Vec<SessionId> {

@@ -12,10 +12,10 @@ use futures::channel::oneshot;
 use futures::future::{FutureExt as _, LocalBoxFuture, Shared};
 
 use crate::error::{Error, Result};
-use crate::platform::{Level, ObjectRuntime, Runtime};
+use crate::platform::{Level, Line, ObjectRuntime, Runtime};
 use crate::protocol::ids::Timestamp;
 
-/// Where log lines go.
+/// Where log lines go as JSON, beside whichever subscriber of `tracing` the program has.
 pub type LogSink = Rc<dyn Fn(Level, &str)>;
 
 /// What an alarm does.
@@ -30,7 +30,9 @@ pub struct LocalRuntime {
     /// Counts arming; the time that is armed, if any.
     armed: Rc<Cell<(u64, Option<Timestamp>)>>,
     on_alarm: RefCell<Option<OnAlarm>>,
-    tasks: RefCell<Vec<tokio::task::AbortHandle>>,
+    tasks: Rc<RefCell<Vec<tokio::task::AbortHandle>>>,
+    /// Sleeps until the alarm is due.
+    sleeper: Rc<RefCell<Option<tokio::task::AbortHandle>>>,
     /// Dropped when the runtime ends.
     living: RefCell<Option<oneshot::Sender<()>>>,
     ended: Shared<oneshot::Receiver<()>>,
@@ -47,7 +49,8 @@ impl LocalRuntime {
             log,
             armed: Rc::new(Cell::new((0, None))),
             on_alarm: RefCell::new(None),
-            tasks: RefCell::new(Vec::new()),
+            tasks: Rc::default(),
+            sleeper: Rc::default(),
             living: RefCell::new(Some(living)),
             ended: ended.shared(),
         })
@@ -64,6 +67,13 @@ impl LocalRuntime {
         self.armed.get().1
     }
 
+    /// How many tasks have not come to their end; one that only waits for the alarm is none.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        let tasks = self.tasks.borrow();
+        tasks.iter().filter(|task| !task.is_finished()).count()
+    }
+
     /// Ends every task of this runtime where it stands, as the end of a process does. From then on
     /// it runs, arms and logs nothing more.
     pub fn kill(&self) {
@@ -71,12 +81,21 @@ impl LocalRuntime {
         for task in self.tasks.borrow_mut().drain(..) {
             task.abort();
         }
+        self.put_to_sleep(None);
     }
 
     /// Whether [`Self::kill`] was called.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.living.borrow().is_none()
+    }
+
+    /// What waits for the alarm from now on, in place of what waited before.
+    fn put_to_sleep(&self, sleeper: Option<tokio::task::AbortHandle>) {
+        let before = std::mem::replace(&mut *self.sleeper.borrow_mut(), sleeper);
+        if let Some(before) = before {
+            before.abort();
+        }
     }
 
     /// Completes when [`Self::kill`] is called.
@@ -118,6 +137,13 @@ impl Runtime for LocalRuntime {
             (self.log)(level, &event.to_string());
         }
     }
+
+    fn tell(&self, line: &Line<'_>) {
+        if !self.is_ended() {
+            line.trace();
+            (self.log)(line.level, &line.to_json().to_string());
+        }
+    }
 }
 
 impl ObjectRuntime for LocalRuntime {
@@ -133,6 +159,7 @@ impl ObjectRuntime for LocalRuntime {
         self.armed.set((generation, at));
         let action = self.on_alarm.borrow().clone();
         let Some(at) = at else {
+            self.put_to_sleep(None);
             return Box::pin(async { Ok(()) });
         };
         let Some(action) = action else {
@@ -141,17 +168,22 @@ impl ObjectRuntime for LocalRuntime {
             });
         };
         let wait = Duration::from_millis(at.saturating_sub(self.now()));
-        let armed = self.armed.clone();
-        self.spawn(Box::pin(async move {
+        let (armed, sleeper) = (self.armed.clone(), self.sleeper.clone());
+        let tasks = self.tasks.clone();
+        let alarm = tokio::task::spawn_local(async move {
             tokio::time::sleep(wait).await;
             if armed.get().0 == generation {
+                // It is at work now, a task as any other: to arm the alarm again does not end it.
+                let awake = sleeper.borrow_mut().take();
+                tasks.borrow_mut().extend(awake);
                 action().await;
                 // An action that is cut off stays due: the platform repeats it.
                 if armed.get().0 == generation {
                     armed.set((generation, None));
                 }
             }
-        }));
+        });
+        self.put_to_sleep(Some(alarm.abort_handle()));
         Box::pin(async { Ok(()) })
     }
 }

@@ -43,9 +43,10 @@ impl Producer {
 
     /// Completes when all that was committed may be read.
     pub async fn durable(self: &Rc<Self>) {
-        while !self.publisher.is_settled() {
-            let seen = self.publisher.durable();
-            self.publisher.changed(seen).await;
+        let publisher = self.publisher();
+        while !publisher.is_settled() {
+            let seen = publisher.durable();
+            publisher.changed(seen).await;
         }
     }
 }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::{Halt, Producer};
+use crate::agent::tool::call_key;
 use crate::agent::{
     Agent, FINISH_TOOL, Identity, StepHandle, StopSignal, SubAgent, SubAgentPayload, Tool,
     ToolContext,
@@ -202,7 +203,7 @@ impl CallSide {
         tool: &dyn Tool,
         record: &ToolCallRecord,
     ) -> Result<Option<ToolOutcome>, Halt> {
-        let running = tool.call(self.context(record.started)?, record.call.arguments.clone());
+        let running = tool.call(self.context(tool, record)?, record.call.arguments.clone());
         let limit = select(
             self.producer.runtime.sleep(agent.limits.tool_timeout),
             Box::pin(self.stop.wait()),
@@ -360,7 +361,7 @@ impl CallSide {
                 child_custom_state: outcome.child_state.clone(),
             };
             // The child's result stands whatever the hook makes of it.
-            if let Err(error) = hook(&payload, &self.context(false)?) {
+            if let Err(error) = hook(&payload, &self.context_for(1, None)?) {
                 self.producer.log(
                     Level::Warn,
                     "after_sub_agent_failed",
@@ -409,19 +410,28 @@ impl CallSide {
         })
     }
 
-    fn context(self: &Rc<Self>, repeated: bool) -> Result<ToolContext> {
-        let identity = self
+    fn context(self: &Rc<Self>, tool: &dyn Tool, call: &ToolCallRecord) -> Result<ToolContext> {
+        let attempt = call.begun.saturating_add(1);
+        self.context_for(attempt, tool.idempotency_key(&call.call.arguments))
+    }
+
+    fn context_for(self: &Rc<Self>, attempt: u32, key: Option<String>) -> Result<ToolContext> {
+        let (identity, stream_id) = self
             .producer
-            .read(|session| Identity {
-                session_id: session.record.session_id.clone(),
-                agent_type: session.record.agent_type.clone(),
-                origin: session.record.origin.clone(),
+            .read(|session| {
+                let identity = Identity {
+                    session_id: session.record.session_id.clone(),
+                    agent_type: session.record.agent_type.clone(),
+                    origin: session.record.origin.clone(),
+                };
+                (identity, session.record.stream_id.clone())
             })?
             .ok_or_else(Error::not_found)?;
         Ok(ToolContext {
             identity,
+            idempotency_key: key.unwrap_or_else(|| call_key(&stream_id, &self.tool_call_id)),
             tool_call_id: self.tool_call_id.clone(),
-            repeated,
+            attempt,
             stop: self.stop.clone(),
             handle: self.clone(),
         })

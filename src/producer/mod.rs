@@ -5,9 +5,12 @@
 //! transition, commit it, swap the session, in one synchronous block. A chunk reaches readers only
 //! after its commit is durable (section 4 of the contract).
 
+mod answer;
 #[cfg(feature = "bench")]
 mod bench;
 mod calls;
+mod hooks;
+mod lifecycle;
 mod publish;
 mod reconcile;
 mod retention;
@@ -20,15 +23,14 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 
-use serde_json::json;
-
 use crate::agent::{Agents, StopSignal};
 use crate::error::{Code, Error, Result};
-use crate::platform::{Level, ObjectRuntime};
+use crate::platform::{Level, Line, LineSession, ObjectRuntime};
 use crate::protocol::ids::Timestamp;
 use crate::protocol::message::SessionStatus;
 use crate::session::{Session, Transition};
 use crate::store::{CommitError, Epoch, Store};
+use futures::future::{AbortHandle, Abortable};
 use publish::Publisher;
 
 /// How often the alarm looks after a running session, in milliseconds.
@@ -49,13 +51,18 @@ pub struct Producer {
     session: RefCell<Option<Session>>,
     runner: RefCell<Option<Runner>>,
     next_runner: Cell<u64>,
-    publisher: Rc<Publisher>,
+    /// Whether a hook after a settled run is at work here.
+    hook_at_work: Cell<bool>,
+    /// Who tells readers of the present life; a deletion begins another.
+    publisher: RefCell<Rc<Publisher>>,
 }
 
 /// The execution that lives in this instance.
 struct Runner {
     number: u64,
     stop: StopSignal,
+    /// Ends the execution where it stands: it is not polled once more.
+    end: AbortHandle,
 }
 
 /// Why an execution ends without settling its run.
@@ -77,7 +84,7 @@ impl Producer {
     /// The driver of the session in `store`, or of none as long as none was begun there.
     #[must_use]
     pub fn new(runtime: Rc<dyn ObjectRuntime>, store: Rc<dyn Store>, agents: Agents) -> Rc<Self> {
-        let publisher = Publisher::new(runtime.clone());
+        let publisher = RefCell::new(Publisher::new(runtime.clone()));
         Rc::new(Self {
             runtime,
             store,
@@ -85,13 +92,14 @@ impl Producer {
             session: RefCell::new(None),
             runner: RefCell::new(None),
             next_runner: Cell::new(0),
+            hook_at_work: Cell::new(false),
             publisher,
         })
     }
 
-    /// The watchdog: starts an execution if the session is running and has none here, and arms the
-    /// alarm again as long as the session is running. Never fails: a failure is logged, and the
-    /// alarm is armed all the same.
+    /// The alarm. Starts an execution if the session is running and has none here, and arms the
+    /// alarm again as long as the session is running; does what is due for a session at rest. Never
+    /// fails: a failure is logged, and the alarm is armed all the same.
     pub async fn alarm(self: &Rc<Self>) {
         let at_rest = self.read(|session| session.record.status != SessionStatus::Running);
         let looked_after = match at_rest {
@@ -122,7 +130,8 @@ impl Producer {
         }
     }
 
-    /// Makes sure that a running session has an execution and a watchdog.
+    /// Makes sure that a running session has an execution and a watchdog, and one at rest the
+    /// alarm of what is due next.
     async fn kick(self: &Rc<Self>) -> Result<()> {
         let Some(status) = self.read(|session| session.record.status)? else {
             return Ok(());
@@ -152,12 +161,14 @@ impl Producer {
         let number = self.next_runner.get().wrapping_add(1);
         self.next_runner.set(number);
         let stop = StopSignal::default();
+        let (end, ending) = AbortHandle::new_pair();
         *self.runner.borrow_mut() = Some(Runner {
             number,
             stop: stop.clone(),
+            end,
         });
         let this = self.clone();
-        self.runtime.spawn(Box::pin(async move {
+        let execution = async move {
             let halt = this.clone().run(epoch, stop).await.err();
             this.forget_runner(number);
             match halt {
@@ -169,10 +180,11 @@ impl Producer {
                         && !this.is_executing()
                         && let Err(error) = this.arm_at_rest(&[]).await
                     {
+                        // The watchdog is armed still and comes back to it.
                         this.log(
                             Level::Warn,
-                            "alarm_not_cleared",
-                            &[("error", &error.message)],
+                            "not_at_rest",
+                            &[("code", error.code.as_str()), ("error", &error.message)],
                         );
                     }
                 }
@@ -189,6 +201,11 @@ impl Producer {
                     );
                 }
             }
+        };
+        let execution = Abortable::new(execution, ending);
+        self.runtime.spawn(Box::pin(async move {
+            // An aborted execution was ended by a deletion: there is nothing left to see to.
+            let _ended = execution.await;
         }));
         Ok(())
     }
@@ -229,7 +246,7 @@ impl Producer {
         if cached.is_none() {
             *cached = Session::load(&*self.store)?;
             if let Some(session) = cached.as_ref() {
-                self.publisher.committed(session.record.last_sequence);
+                self.publisher().committed(session.record.last_sequence);
             }
         }
         Ok(cached.as_ref().map(look))
@@ -249,16 +266,30 @@ impl Producer {
     fn adopt(&self, next: Session) {
         let last = next.record.last_sequence;
         *self.session.borrow_mut() = Some(next);
-        self.publisher.committed(last);
+        self.publisher().committed(last);
+    }
+
+    /// The transition with what the agent's policies add to its commit.
+    fn within_policies(&self, transition: Transition) -> Transition {
+        self.owing(self.within_retention(transition))
+    }
+
+    /// Makes what was committed the present, and tells readers.
+    fn take_over(&self, transition: Transition) {
+        let last = transition.next.record.last_sequence;
+        *self.session.borrow_mut() = Some(transition.next);
+        self.publisher().said(last, &transition.commit);
+    }
+
+    fn publisher(&self) -> Rc<Publisher> {
+        self.publisher.borrow().clone()
     }
 
     fn commit(&self, transition: Transition) -> Result<()> {
-        let transition = self.within_retention(transition);
+        let transition = self.within_policies(transition);
         match self.store.commit(&transition.commit) {
             Ok(()) => {
-                let last = transition.next.record.last_sequence;
-                *self.session.borrow_mut() = Some(transition.next);
-                self.publisher.said(last, &transition.commit);
+                self.take_over(transition);
                 Ok(())
             }
             Err(error) => {
@@ -286,29 +317,21 @@ impl Producer {
 
     /// One structured log line with the session's ids. Never content, never credentials.
     fn log(&self, level: Level, event: &str, fields: &[(&str, &str)]) {
-        let mut line = json!({"event": event});
-        if let Some(object) = line.as_object_mut() {
-            if let Some(session) = self.session.borrow().as_ref() {
-                object.insert(
-                    "sessionId".into(),
-                    session.record.session_id.as_str().into(),
-                );
-                object.insert(
-                    "agentType".into(),
-                    session.record.agent_type.as_str().into(),
-                );
-                object.insert("runId".into(), session.record.run_id.as_str().into());
-                object.insert("epoch".into(), session.record.epoch.into());
-                object.insert("step".into(), session.record.step_count.into());
-                if let Some(trace) = &session.record.origin.trace {
-                    object.insert("traceId".into(), trace.trace_id().into());
-                }
-            }
-            for (name, value) in fields {
-                object.insert((*name).into(), (*value).into());
-            }
-        }
-        self.runtime.log(level, &line);
+        let session = self.session.borrow();
+        let session = session.as_ref().map(|session| &session.record);
+        self.runtime.tell(&Line {
+            level,
+            event,
+            session: session.map(|record| LineSession {
+                session_id: record.session_id.as_str(),
+                agent_type: record.agent_type.as_str(),
+                run_id: record.run_id.as_str(),
+                epoch: record.epoch,
+                step: record.step_count,
+                trace_id: record.origin.trace.as_ref().map(|trace| trace.trace_id()),
+            }),
+            fields,
+        });
     }
 
     fn stored_missing(what: &str, key: &dyn fmt::Display) -> Error {

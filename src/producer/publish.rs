@@ -12,9 +12,8 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use serde_json::json;
 
-use crate::platform::{Level, ObjectRuntime};
+use crate::platform::{Level, Line, ObjectRuntime};
 use crate::protocol::ids::Sequence;
 use crate::protocol::sse;
 use crate::store::{Commit, Write};
@@ -32,7 +31,19 @@ pub(super) struct Publisher {
     waiting: RefCell<BTreeMap<u64, Waker>>,
     places: Cell<u64>,
     readers: Cell<usize>,
+    life: Cell<Life>,
     tail: RefCell<Tail>,
+}
+
+/// How the life of the session stands that a publisher belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// It is there.
+    Present,
+    /// It is deleted, which is not durable yet: nothing can be read and nothing is told.
+    Leaving,
+    /// It is gone.
+    Over,
 }
 
 /// The newest commits' chunks as they go over the wire, without a gap.
@@ -72,6 +83,7 @@ impl Publisher {
             waiting: RefCell::default(),
             places: Cell::new(0),
             readers: Cell::new(0),
+            life: Cell::new(Life::Present),
             tail: RefCell::default(),
         })
     }
@@ -80,6 +92,27 @@ impl Publisher {
     pub(super) fn attend(self: &Rc<Self>) -> Attendance {
         self.readers.set(self.readers.get().saturating_add(1));
         Attendance(self.clone())
+    }
+
+    /// How many read now.
+    pub(super) fn readers(&self) -> usize {
+        self.readers.get()
+    }
+
+    /// How the life that is told of stands.
+    pub(super) fn life(&self) -> Life {
+        self.life.get()
+    }
+
+    /// The session is deleted: readers wait until they are told so.
+    pub(super) fn leave(&self) {
+        self.life.set(Life::Leaving);
+    }
+
+    /// The deletion is durable: readers are told that there is no more.
+    pub(super) fn close(&self) {
+        self.life.set(Life::Over);
+        self.wake();
     }
 
     /// A commit happened; `last` is the newest sequence now.
@@ -111,15 +144,23 @@ impl Publisher {
         while self.durable.get() != self.committed.get() {
             let covered = self.committed.get();
             if let Err(error) = self.runtime.sync().await {
-                let line = json!({"event": "sync_failed", "error": error.message});
-                self.runtime.log(Level::Error, &line);
+                self.runtime.tell(&Line {
+                    level: Level::Error,
+                    event: "sync_failed",
+                    session: None,
+                    fields: &[("error", &error.message)],
+                });
                 break;
             }
             self.durable.set(covered);
-            let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
-            waiting.into_values().for_each(Waker::wake);
+            self.wake();
         }
         self.syncing.set(false);
+    }
+
+    fn wake(&self) {
+        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        waiting.into_values().for_each(Waker::wake);
     }
 
     /// How far the log may be read, with a mark that changes whenever anything became durable.
@@ -138,7 +179,7 @@ impl Publisher {
         self.durable.get() == self.committed.get()
     }
 
-    /// Completes when something has become durable since `seen`. Dropping it forgets who waited.
+    /// Completes when something has become durable since `seen`, or the session is gone. Dropping it forgets who waited.
     pub(super) fn changed(self: &Rc<Self>, seen: (Sequence, u64)) -> Changed {
         Changed {
             publisher: self.clone(),
@@ -161,7 +202,8 @@ impl Future for Changed {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
-        if this.publisher.durable.get() != this.seen {
+        let is_over = this.publisher.life.get() == Life::Over;
+        if is_over || this.publisher.durable.get() != this.seen {
             return Poll::Ready(());
         }
         let place = *this.place.get_or_insert_with(|| {

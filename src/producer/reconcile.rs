@@ -20,7 +20,7 @@ use crate::consumer::GRACE_MS;
 use crate::dispatch::{attach_instead, child_id, lost_cause, rollup};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
-use crate::protocol::ids::SessionId;
+use crate::protocol::ids::{SessionId, Timestamp};
 use crate::protocol::message::{ResumeMode, SessionStatus, StopRequest};
 use crate::protocol::usage::{RollupOrigin, UsageRollup};
 use crate::session::{CallFailure, ChildSettled, Healed, Orphaned};
@@ -256,9 +256,9 @@ impl Producer {
         }
     }
 
-    /// Arms the alarm of a session at rest for the next child that has to be looked at, or disarms
-    /// it. Of the calls that are open, those of the children in `done` need no more.
-    pub(super) async fn arm_at_rest(&self, done: &[SessionId]) -> Result<()> {
+    /// When the next child of a session at rest has to be looked at. Of the calls that are open,
+    /// those of the children in `done` need no more.
+    pub(super) fn next_child(&self, done: &[SessionId]) -> Result<Option<Timestamp>> {
         let now = self.now();
         let again = |child: &SubSessionRecord| {
             let wait = now.saturating_sub(child.created_at) / 2;
@@ -277,8 +277,7 @@ impl Producer {
                     again(child)
                 }
             });
-        let next = untold.chain(called).min();
-        self.runtime.set_alarm(next).await
+        Ok(untold.chain(called).min())
     }
 
     fn untold_children(&self) -> Result<Vec<SubSessionRecord>> {

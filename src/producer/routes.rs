@@ -10,7 +10,8 @@ use http::Method;
 use serde_json::{Map, Value, json};
 
 use super::Producer;
-use crate::agent::{Agent, Entry};
+use crate::agent::hooks::{changed, fields};
+use crate::agent::{Agent, Entered, Entry};
 use crate::error::{Code, Error, Result};
 use crate::http::{Request, Response, json as json_answer, refusal};
 use crate::platform::Level;
@@ -118,9 +119,18 @@ impl Producer {
     /// Makes sure that this object hosts the session under this type.
     fn expect(&self, agent_type: &AgentType, session_id: &SessionId) -> Result<()> {
         let found = self.read(|session| {
-            session.record.agent_type == *agent_type && session.record.session_id == *session_id
+            let record = &session.record;
+            (
+                record.session_id == *session_id,
+                record.agent_type == *agent_type,
+            )
         })?;
-        if found == Some(true) {
+        if let Some((false, _)) = found {
+            // Objects are found by their session's id: whoever asked took a wrong way here.
+            let asked = [("askedSessionId", session_id.as_str())];
+            self.log(Level::Warn, "foreign_session", &asked);
+        }
+        if found == Some((true, true)) {
             Ok(())
         } else {
             Err(Error::not_found())
@@ -222,6 +232,8 @@ impl Producer {
                 now,
             )?;
             self.store.commit(&transition.commit)?;
+            let message = Some(request.message.as_str());
+            self.entered(&agent, &transition.next, true, message)?;
             committed = Some(transition.next);
             Ok(())
         })?;
@@ -276,28 +288,38 @@ impl Producer {
         let reopen = Reopen {
             mode,
             message: request.message.clone(),
+            state: None,
             idempotency,
             healed,
             ids,
         };
-        let transition = self
-            .read(|session| session.resume(reopen, now))?
+        // What is refused anyway does not come to the hook.
+        self.read(|session| session.resume(reopen.clone(), now).map(drop))?
             .ok_or_else(Error::not_found)??;
         let database = self.store.database();
-        let mut committed = false;
+        let mut committed = None;
         let outcome = database.transaction(&mut || {
+            let mut reopen = reopen.clone();
             if let (Some(hook), Some(message)) = (&agent.before_entry, &request.message) {
-                let mut nothing = Map::new();
+                let live = self
+                    .read(|session| session.checkpoint.state.clone())?
+                    .ok_or_else(Error::not_found)?;
+                let mut state = fields(&live);
                 hook(&mut Entry {
                     session_id: &request.session_id,
                     is_start: false,
                     message,
-                    state: &mut nothing,
+                    state: &mut state,
                     database,
                 })?;
+                reopen.state = changed(&agent.state, &live, state)?;
             }
+            let transition = self
+                .read(|session| session.resume(reopen, now))?
+                .ok_or_else(Error::not_found)??;
             self.store.commit(&transition.commit)?;
-            committed = true;
+            self.entered(&agent, &transition.next, false, request.message.as_deref())?;
+            committed = Some(transition.next);
             Ok(())
         });
         if outcome.is_err() {
@@ -305,11 +327,32 @@ impl Producer {
             *self.session.borrow_mut() = None;
         }
         outcome?;
-        if committed {
-            self.adopt(transition.next);
+        if let Some(session) = committed {
+            self.adopt(session);
         }
         self.begin_execution("resume").await?;
         Ok(json_answer(200, &answer))
+    }
+
+    /// Calls the hook after an entry, inside the entry's transaction.
+    fn entered(
+        &self,
+        agent: &Agent,
+        session: &Session,
+        is_start: bool,
+        message: Option<&str>,
+    ) -> Result<()> {
+        let Some(hook) = &agent.after_entry else {
+            return Ok(());
+        };
+        hook(&Entered {
+            session_id: &session.record.session_id,
+            run_id: &session.record.run_id,
+            is_start,
+            message,
+            state: &session.checkpoint.state,
+            database: self.store.database(),
+        })
     }
 
     /// The calls that the entry leaves behind. A session that is entered by someone else while its

@@ -6,20 +6,16 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures::StreamExt as _;
-use futures::future::{Either, select};
+use futures::future::select;
 use serde_json::Value;
 
+use super::answer::{Batch, BatchEnd, Draft};
 use super::{Halt, MAX_ATTEMPTS, Producer};
-use crate::agent::model::{
-    ModelError, ModelErrorKind, ModelEvent, ModelRequest, StopReason, ToolSpec,
-};
+use crate::agent::model::{ModelError, ModelErrorKind, ModelRequest, StopReason, ToolSpec};
 use crate::agent::{Agent, FINISH_TOOL, StopSignal};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
-use crate::protocol::chunk::ChunkBody;
 use crate::protocol::request::{DEPTH_LIMIT, too_deep};
-use crate::protocol::usage::Tokens;
 use crate::session::{ModelAnswer, Next, Settlement};
 use crate::store::{Epoch, Failure, MessageRecord, Stop, ToolCall};
 
@@ -29,9 +25,6 @@ const MODEL_RETRY_SECONDS: [u64; 3] = [1, 2, 4];
 /// What a model is told that ended its turn without handing in the declared output.
 const OUTPUT_NUDGE: &str =
     "Hand in the result by calling the tool `finish` with arguments that fit its schema.";
-
-/// At most this many events of a model are committed together.
-const EVENTS_PER_COMMIT: usize = 64;
 
 impl Producer {
     /// Runs the session of this epoch until it settles, is superseded or fails.
@@ -118,39 +111,30 @@ impl Producer {
             messages: self.store.messages()?.into(),
             tools: tool_specs(agent).into(),
         };
-        let mut events = agent.model.stream(request).ready_chunks(EVENTS_PER_COMMIT);
+        let mut events = agent.model.stream(request);
         let mut answer = Draft::default();
         loop {
-            let batch = match select(events.next(), Box::pin(stop.wait())).await {
-                Either::Left((batch, _)) => batch,
-                Either::Right(_) => {
-                    drop(events);
-                    return self.cut(epoch, agent, answer);
-                }
-            };
-            let mut ended = batch.is_none();
-            let mut failed = None;
-            let mut bodies = Vec::new();
-            let mut ids = Vec::new();
-            for event in batch.unwrap_or_default() {
-                match event {
-                    Ok(event) => {
-                        ended |= answer.take(event, &mut bodies, &mut ids, |id| {
-                            self.store.tool_call_id_used(id)
-                        })?;
-                    }
-                    Err(error) => {
-                        failed = Some(error);
-                        break;
-                    }
-                }
-            }
+            let batch = self
+                .gather(&mut events, &mut answer, agent.flush, stop)
+                .await?;
+            let Batch {
+                bodies, ids, end, ..
+            } = batch;
             if !bodies.is_empty() {
                 self.apply_in(epoch, |session, now| session.stream(bodies, ids, now))?;
                 // A model that never waits for anything would keep the platform from moving bytes: a
                 // timer lets the event loop turn, so that events leave as they are written.
                 self.runtime.sleep(Duration::ZERO).await;
             }
+            let (failed, ended) = match end {
+                None => (None, false),
+                Some(BatchEnd::Stopped) => {
+                    drop(events);
+                    return self.cut(epoch, agent, answer);
+                }
+                Some(BatchEnd::Failed(error)) => (Some(error), false),
+                Some(BatchEnd::Ended) => (None, true),
+            };
             if let Some(error) = failed {
                 return self.discard(epoch, agent, &answer, error);
             }
@@ -248,6 +232,19 @@ impl Producer {
         if self.read(|session| session.record.stop.is_some())? == Some(true) {
             // A stop that came while usage was read is carried out instead.
             return Ok(());
+        }
+        let mut settlement = settlement;
+        let is_hooked =
+            matches!(settlement, Settlement::Completed { .. }) && agent.before_completion.is_some();
+        if is_hooked {
+            let end = (settlement, run.clone(), usage.clone());
+            let Err(error) = self.complete(epoch, agent, end, entropy)? else {
+                self.log_settled();
+                return Ok(());
+            };
+            settlement = Settlement::Failed {
+                failure: failure(error.code, &error.message),
+            };
         }
         self.apply_in(epoch, |session, now| {
             session.promote(Some((settlement, run, usage)), None, entropy, now)
@@ -483,144 +480,5 @@ fn model_error(kind: ModelErrorKind, message: &str) -> ModelError {
         kind,
         message: message.into(),
         retry_after: None,
-    }
-}
-
-/// A model's answer as it comes in.
-#[derive(Default)]
-struct Draft {
-    text: String,
-    calls: Vec<DraftCall>,
-    usage: Option<Tokens>,
-    stop: Option<StopReason>,
-}
-
-struct DraftCall {
-    index: usize,
-    id: String,
-    name: String,
-    arguments: String,
-}
-
-impl Draft {
-    /// Takes one event in; says what it means on the stream, and whether it ends the answer.
-    fn take(
-        &mut self,
-        event: ModelEvent,
-        bodies: &mut Vec<ChunkBody>,
-        ids: &mut Vec<ToolCall>,
-        used: impl Fn(&str) -> Result<bool>,
-    ) -> Result<bool> {
-        match event {
-            ModelEvent::TextDelta(delta) => {
-                self.text.push_str(&delta);
-                bodies.push(ChunkBody::TextDelta { delta });
-            }
-            ModelEvent::Reasoning {
-                content,
-                is_complete,
-            } => {
-                bodies.push(ChunkBody::Thinking {
-                    content,
-                    is_complete,
-                });
-            }
-            ModelEvent::ToolCallStart { index, id, name } => {
-                let id = self.unique_id(id, used)?;
-                ids.push(ToolCall {
-                    id: id.clone(),
-                    name: name.clone(),
-                    arguments: Value::Null,
-                });
-                bodies.push(ChunkBody::ToolArgStreamStart {
-                    tool_call_id: id.clone(),
-                    tool_name: name.clone(),
-                });
-                self.calls.push(DraftCall {
-                    index,
-                    id,
-                    name,
-                    arguments: String::new(),
-                });
-            }
-            ModelEvent::ToolCallDelta { index, delta } => {
-                if let Some(call) = self.call(index) {
-                    call.arguments.push_str(&delta);
-                    bodies.push(ChunkBody::ToolArgStreamDelta {
-                        tool_call_id: call.id.clone(),
-                        delta,
-                    });
-                }
-            }
-            ModelEvent::ToolCallEnd { index } => {
-                if let Some(call) = self.call(index) {
-                    bodies.push(ChunkBody::ToolArgStreamEnd {
-                        tool_call_id: call.id.clone(),
-                    });
-                }
-            }
-            ModelEvent::Usage(tokens) => self.usage = Some(tokens),
-            ModelEvent::Stop(reason) => {
-                self.stop = Some(reason);
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// The latest call at this place; pieces for a place that never began are skipped.
-    fn call(&mut self, index: usize) -> Option<&mut DraftCall> {
-        self.calls.iter_mut().rev().find(|call| call.index == index)
-    }
-
-    /// An id that the session has not used yet: a repeat becomes `<id>_<n>`.
-    fn unique_id(&self, id: String, used: impl Fn(&str) -> Result<bool>) -> Result<String> {
-        let base = if id.is_empty() { "call".to_owned() } else { id };
-        let taken = |id: &str| -> Result<bool> {
-            Ok(self.calls.iter().any(|call| call.id == id) || used(id)?)
-        };
-        if !taken(&base)? {
-            return Ok(base);
-        }
-        let mut n = 2u64;
-        loop {
-            let candidate = format!("{base}_{n}");
-            if !taken(&candidate)? {
-                return Ok(candidate);
-            }
-            n = n.saturating_add(1);
-        }
-    }
-
-    fn finish(self, model: &str) -> ModelAnswer {
-        let calls = self
-            .calls
-            .into_iter()
-            .map(|call| {
-                // Arguments that are not JSON, or nested too deeply, are kept as the text that the model wrote: the tool's
-                // own check refuses them with a result that the model can read.
-                let arguments = if call.arguments.trim().is_empty() {
-                    Value::Object(serde_json::Map::new())
-                } else {
-                    serde_json::from_str(&call.arguments)
-                        .ok()
-                        .filter(|value| !too_deep(value, DEPTH_LIMIT))
-                        .unwrap_or(Value::String(call.arguments))
-                };
-                ToolCall {
-                    id: call.id,
-                    name: call.name,
-                    arguments,
-                }
-            })
-            .collect();
-        ModelAnswer {
-            text: self.text,
-            calls,
-            queued: Vec::new(),
-            cut: false,
-            model: model.into(),
-            tokens: self.usage.unwrap_or_default(),
-        }
     }
 }

@@ -12,12 +12,13 @@ use futures::future::{Either, LocalBoxFuture, select};
 use futures::stream;
 
 use super::Producer;
-use super::publish::Attendance;
+use super::publish::{Attendance, Life, Publisher};
+use crate::agent::MAX_READERS;
 use crate::error::{Code, Error, Result};
 use crate::http::{Body, BodyError, Response, answer};
 use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
 use crate::protocol::header;
-use crate::protocol::ids::{Sequence, Timestamp};
+use crate::protocol::ids::{AgentType, Sequence, Timestamp};
 use crate::protocol::message::SessionStatus;
 use crate::protocol::request::SseQuery;
 use crate::protocol::sse;
@@ -32,8 +33,13 @@ const PAGE: PageLimit = PageLimit {
 /// Silence after which a comment is sent; it is also how a vanished reader is found.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// When a reader that was one too many may come back.
+const RETRY_AFTER_SECONDS: u32 = 5;
+
 struct Reader {
     producer: Rc<Producer>,
+    /// Of the life that the reader came to: another life of the id is none of its business.
+    publisher: Rc<Publisher>,
     cursor: Sequence,
     /// The newest sequence when the reader came: what is above it is live.
     head: Sequence,
@@ -60,12 +66,15 @@ enum Stage {
 impl Producer {
     /// Answers `/sse` for an existing session of this object.
     pub(super) async fn sse(self: &Rc<Self>, query: SseQuery) -> Result<Response> {
+        if self.read(|session| session.record.status)? == Some(SessionStatus::Running) {
+            self.kick().await?;
+        }
+        // Read after the wait: the session may have been deleted in it.
         let (record, position) = self
             .read(|session| (session.record.clone(), query.from.sequence()))?
             .ok_or_else(Error::not_found)?;
-        if record.status == SessionStatus::Running {
-            self.kick().await?;
-        }
+        let publisher = self.publisher();
+        self.expect_room(&record.agent_type, publisher.readers())?;
         let truncated = ErrorFrame {
             run_id: None,
             code: Code::Truncated.as_str().into(),
@@ -100,7 +109,8 @@ impl Producer {
             stage,
             told_at: self.now(),
             silence: None,
-            _attendance: self.publisher.attend(),
+            _attendance: publisher.attend(),
+            publisher,
         };
         let parts = stream::unfold(reader, |mut reader| async move {
             let part = reader.next().await?;
@@ -116,6 +126,23 @@ impl Producer {
             headers.insert(header::STREAM, id);
         }
         Ok(response)
+    }
+}
+
+impl Producer {
+    /// Refuses a reader that would be one too many.
+    fn expect_room(&self, agent_type: &AgentType, readers: usize) -> Result<()> {
+        let agent = self.agents.find(agent_type.as_str());
+        let most = agent.map_or(MAX_READERS, |agent| agent.max_readers);
+        if readers < most {
+            return Ok(());
+        }
+        let mut refused = Error::new(
+            Code::RateLimited,
+            "The session has as many readers as it takes; come back later.",
+        );
+        refused.retry_after = Some(RETRY_AFTER_SECONDS);
+        Err(refused)
     }
 }
 
@@ -165,7 +192,20 @@ impl Reader {
             return Ok(None);
         }
         loop {
-            let mark = self.producer.publisher.durable();
+            let mark = self.publisher.durable();
+            match self.publisher.life() {
+                Life::Present => {}
+                Life::Leaving => {
+                    if self.silent_until_changed(mark).await {
+                        return Ok(Some(sse::encode_comment("ping").into()));
+                    }
+                    continue;
+                }
+                Life::Over => {
+                    self.stage = Stage::Done;
+                    return Ok(Some(sse::encode_frame(&gone())?.into()));
+                }
+            }
             // A session that never stops writing is caught up with all the same.
             let replayed = matches!(self.stage, Stage::Replaying) && self.cursor >= self.head;
             if !replayed && let Some(page) = self.page(mark.0)? {
@@ -193,11 +233,12 @@ impl Reader {
     async fn silent_until_changed(&mut self, mark: (Sequence, u64)) -> bool {
         let Self {
             producer,
+            publisher,
             told_at,
             silence,
             ..
         } = self;
-        let mut changed = pin!(producer.publisher.changed(mark));
+        let mut changed = pin!(publisher.changed(mark));
         loop {
             let timer = silence.get_or_insert_with(|| producer.runtime.sleep(KEEP_ALIVE));
             if let Either::Left(_) = select(changed.as_mut(), timer).await {
@@ -239,7 +280,7 @@ impl Reader {
             }))?;
             return Ok(Some(frame.into()));
         }
-        if let Some((events, last)) = self.producer.publisher.tail(self.cursor) {
+        if let Some((events, last)) = self.publisher.tail(self.cursor) {
             self.cursor = last;
             return Ok(Some(events));
         }
@@ -263,7 +304,7 @@ impl Reader {
 
     /// The terminal frame of the latest run, once everything before it was sent and is durable.
     fn terminal(&self, durable: Sequence) -> Result<Option<String>> {
-        let settled = self.producer.publisher.is_settled();
+        let settled = self.publisher.is_settled();
         // Every reader asks after every commit, so a running session costs no copy.
         let ended = self.producer.read(|session| {
             let record = &session.record;
@@ -285,6 +326,19 @@ impl Reader {
             terminal,
         ))?))
     }
+}
+
+/// The frame that the readers of a deleted session get.
+fn gone() -> Frame {
+    Frame::Error(ErrorFrame {
+        run_id: None,
+        code: Code::NotFound.as_str().into(),
+        error: "The session was deleted.".into(),
+        detail: None,
+        recoverable: false,
+        floor: None,
+        stream_id: None,
+    })
 }
 
 /// The frame that a settled run's readers get.

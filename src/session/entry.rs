@@ -6,14 +6,14 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use super::{Draft, Healed, Session, Settlement, Transition, checkpoint_id};
+use super::{Draft, Healed, Session, Settlement, Step, Transition, checkpoint_id, patch};
 use crate::error::{Code, Error, Result};
 use crate::protocol::chunk::ChunkBody;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ParentRef, ResumeMode, SessionStatus};
 use crate::store::{
-    CheckpointRecord, IdempotencyRecord, MessageRecord, RunRecord, SessionOrigin, SessionRecord,
-    Stop, StopKind, SubSessionRecord, SubStatus, Write,
+    CheckpointRecord, Epoch, IdempotencyRecord, MessageRecord, RunRecord, SessionOrigin,
+    SessionRecord, Stop, StopKind, SubSessionRecord, SubStatus, Write,
 };
 
 /// Fresh randomness for an entry.
@@ -53,6 +53,8 @@ pub struct Reopen {
     pub mode: ResumeMode,
     /// The new message, for every mode but `continue`.
     pub message: Option<String>,
+    /// The state as the entry made it; `None` where it made none.
+    pub state: Option<Value>,
     /// The idempotency key with which it came.
     pub idempotency: Option<IdempotencyRecord>,
     /// Calls of a step that an ended run left open and that get no result of their own any more.
@@ -92,7 +94,7 @@ impl Session {
             stream_id: begin.stream_id,
             status: SessionStatus::Running,
             run_id: begin.ids.run_id.clone(),
-            epoch: 1,
+            epoch: first_epoch(begin.ids.entropy),
             step_count: 0,
             last_sequence: 0,
             floor: 0,
@@ -187,6 +189,9 @@ impl Session {
         let checkpoint = checkpoint_id(record, record.step_count, now, reopen.ids.entropy);
         draft.session.checkpoint.checkpoint_id = checkpoint;
         draft.session.checkpoint.created_at = now;
+        if let Some(state) = reopen.state {
+            draft.change_at_entry(state)?;
+        }
         let (first, later) = if kept {
             (None, reopen.message)
         } else {
@@ -319,6 +324,13 @@ impl Session {
     }
 }
 
+/// Where a life's epochs begin: at a random number, so that no execution of an earlier life of the
+/// same id finds its own number again. 48 bits leave room to count on below 2^53.
+fn first_epoch(entropy: [u8; 16]) -> Epoch {
+    let bits = entropy.last_chunk::<8>().copied().unwrap_or_default();
+    (u64::from_be_bytes(bits) >> 16).max(1)
+}
+
 impl StopOutcome {
     fn changed(transition: Transition) -> Self {
         Self {
@@ -329,6 +341,37 @@ impl StopOutcome {
 }
 
 impl Draft {
+    /// Changes the live state before the run's first chunk, so that the checkpoint there has it.
+    fn change_at_entry(&mut self, state: Value) -> Result<()> {
+        let patches = patch::diff(&self.session.checkpoint.state, &state);
+        if patches.is_empty() {
+            return Ok(());
+        }
+        let staged = |step: &Step| step.calls.iter().any(|call| !call.staged.is_empty());
+        if self.session.step.as_ref().is_some_and(staged) {
+            // The change stands below what the kept step has staged, which is staged anew upon it.
+            self.say_discarded("entered")?;
+        }
+        let ordinal = self.session.record.last_ordinal.saturating_add(1);
+        self.session.record.last_ordinal = ordinal;
+        self.say(ChunkBody::StatePatch {
+            patches,
+            patch_ordinal: Some(ordinal),
+            patch_base: Some(self.session.checkpoint.patch_ordinal),
+        })?;
+        self.session.checkpoint.patch_ordinal = ordinal;
+        self.session.checkpoint.state = Rc::new(state);
+        if let Some(step) = self.session.step.as_mut() {
+            step.working = self.session.checkpoint.state.clone();
+            step.ordinal = ordinal;
+            // Whatever is discarded of the step from here on, the change is not part of it.
+            step.record.start_sequence = self.session.record.last_sequence;
+            let record = step.record.clone();
+            self.write(Write::Step(record));
+        }
+        Ok(())
+    }
+
     /// Opens a run: its first chunk, and a checkpoint of the live state at that chunk.
     fn open_run(
         &mut self,

@@ -9,7 +9,8 @@
 use std::time::Duration;
 
 use super::{Session, Transition};
-use crate::protocol::ids::{Sequence, Timestamp};
+use crate::protocol::ids::{RunId, Sequence, Timestamp};
+use crate::protocol::message::SessionStatus;
 use crate::store::{LogSpan, LogStats, Write};
 
 /// How many stretches of the log are looked at, and so dropped at most, in one commit.
@@ -138,6 +139,15 @@ impl Session {
 }
 
 impl Transition {
+    /// The run and the status, if the commit settles a run.
+    #[must_use]
+    pub fn settles(&self) -> Option<(&RunId, SessionStatus)> {
+        self.commit.writes.iter().find_map(|write| match write {
+            Write::Run(run) => Some((&run.run_id, run.terminal.as_ref()?.status)),
+            _ => None,
+        })
+    }
+
     /// The same transition with a trim of the log in its commit.
     #[must_use]
     pub fn trimmed(mut self, floor: Sequence) -> Self {

@@ -188,7 +188,7 @@ impl Session {
             draft.write(Write::ToolCall(ToolCallRecord {
                 call,
                 index: 0,
-                started: false,
+                begun: 0,
                 outcome: None,
                 staged: Vec::new(),
             }));
@@ -208,7 +208,7 @@ impl Session {
             .map(|(index, call)| ToolCallRecord {
                 call,
                 index,
-                started: false,
+                begun: 0,
                 outcome: None,
                 staged: Vec::new(),
             })
@@ -259,14 +259,11 @@ impl Session {
     /// `INTERNAL` when the step has no such call.
     pub fn tool_started(&self, id: &str, now: Timestamp) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
-        let call = draft.update_call(id, |call| call.started = true)?;
+        let call = draft.update_call(id, |call| {
+            call.begun = call.begun.saturating_add(1);
+        })?;
         // A repeated execution was announced before the restart.
-        if !self
-            .step
-            .as_ref()
-            .and_then(|step| step.call(id))
-            .is_some_and(|call| call.started)
-        {
+        if call.begun == 1 {
             draft.say(ChunkBody::ToolStart {
                 tool_call_id: call.call.id,
                 tool_name: call.call.name,
@@ -401,13 +398,39 @@ impl Session {
         entropy: [u8; 16],
         now: Timestamp,
     ) -> Result<Transition> {
+        self.promote_with(settlement, nudge, None, entropy, now)
+    }
+
+    /// As [`Self::promote`] at a run's end, with `state`, where there is one, in place of what the
+    /// step adds up to.
+    ///
+    /// # Errors
+    /// As [`Self::promote`].
+    pub fn promote_as(
+        &self,
+        end: (Settlement, RunRecord, UsageRollup),
+        state: Option<Value>,
+        entropy: [u8; 16],
+        now: Timestamp,
+    ) -> Result<Transition> {
+        self.promote_with(Some(end), None, state, entropy, now)
+    }
+
+    fn promote_with(
+        &self,
+        settlement: Option<(Settlement, RunRecord, UsageRollup)>,
+        nudge: Option<String>,
+        state: Option<Value>,
+        entropy: [u8; 16],
+        now: Timestamp,
+    ) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
         if let Some((Settlement::Completed { output }, ..)) = &settlement {
             draft.say(ChunkBody::Output {
                 output: output.clone(),
             })?;
         }
-        draft.promote(entropy)?;
+        draft.promote(state, entropy)?;
         draft
             .writes
             .extend(nudge.map(|text| Write::Message(MessageRecord::User { text })));
@@ -415,6 +438,25 @@ impl Session {
             draft.settle(settlement, run, Some(usage))?;
         }
         Ok(draft.done())
+    }
+
+    /// The state that the step under way adds up to; the checkpoint's where there is none.
+    ///
+    /// # Errors
+    /// `invalid_stored_state` when what the step staged cannot be applied.
+    pub fn final_state(&self) -> Result<Value> {
+        match &self.step {
+            Some(step) => final_state(&self.checkpoint.state, step),
+            None => Ok((*self.checkpoint.state).clone()),
+        }
+    }
+
+    /// Stores what becomes of a hook that a settled run is owed. Nothing of the session changes.
+    #[must_use]
+    pub fn hook(&self, write: Write) -> Transition {
+        let mut draft = Draft::new(self, self.record.updated_at);
+        draft.write(write);
+        draft.done()
     }
 
     /// Carries out a stop: what has finished is promoted, what has not is paired with a
@@ -463,7 +505,7 @@ impl Session {
                             });
                     draft.finish_call(&id, not_executed(code), child)?;
                 }
-                draft.promote(entropy)?;
+                draft.promote(None, entropy)?;
             }
             Some(_) => draft.discard("stopped", None)?,
             None => {}
@@ -577,7 +619,7 @@ impl Draft {
         Ok(ordinal)
     }
 
-    fn say_discarded(&mut self, reason: &str) -> Result<()> {
+    pub(super) fn say_discarded(&mut self, reason: &str) -> Result<()> {
         if let Some(from_sequence) = self
             .session
             .step
@@ -692,14 +734,17 @@ impl Draft {
         Ok(())
     }
 
-    fn promote(&mut self, entropy: [u8; 16]) -> Result<()> {
+    fn promote(&mut self, state: Option<Value>, entropy: [u8; 16]) -> Result<()> {
         let Some(step) = self.session.step.clone() else {
             return Err(Error::internal("there is no step to promote"));
         };
         let Some(answer) = step.record.answer.clone() else {
             return Err(Error::internal("the step has no answer to promote"));
         };
-        let state = final_state(&self.session.checkpoint.state, &step)?;
+        let state = match state {
+            Some(state) => state,
+            None => final_state(&self.session.checkpoint.state, &step)?,
+        };
         let reconciling = patch::diff(&step.working, &state);
         if !reconciling.is_empty() {
             self.say_patch(reconciling, state)?;

@@ -379,6 +379,7 @@ fn every_action_meets_every_status() {
             let reopen = Reopen {
                 mode,
                 message: message.map(Into::into),
+                state: None,
                 idempotency: None,
                 healed: Vec::new(),
                 ids: ids(2),
@@ -452,6 +453,7 @@ fn a_reopened_session_is_pinned_at_its_runs_first_chunk() {
     let reopen = Reopen {
         mode: ResumeMode::WithMessage,
         message: Some("more".into()),
+        state: None,
         idempotency: None,
         healed: Vec::new(),
         ids: ids(9),

@@ -23,10 +23,10 @@ use std::rc::Rc;
 use serde_json::{Value, json};
 
 use super::{
-    Answer, CheckpointRecord, Commit, CommitError, Database, Epoch, Failure, IdempotencyRecord,
-    MessageRecord, PageLimit, RunRecord, SessionOrigin, SessionRecord, SqlValue, StagedPatch,
-    StepRecord, Stop, StopKind, Store, SubLocation, SubRemote, SubSessionRecord, SubStatus,
-    Terminal, ToolCall, ToolCallRecord, ToolOutcome, UsageRecord, Write,
+    Answer, CheckpointRecord, Commit, CommitError, Database, DueHook, Epoch, Failure,
+    IdempotencyRecord, MessageRecord, PageLimit, RunRecord, SessionOrigin, SessionRecord, SqlValue,
+    StagedPatch, StepRecord, Stop, StopKind, Store, SubLocation, SubRemote, SubSessionRecord,
+    SubStatus, Terminal, ToolCall, ToolCallRecord, ToolOutcome, UsageRecord, Write,
 };
 use crate::error::{Code, Error};
 use crate::protocol::chunk::PatchOperation;
@@ -166,6 +166,10 @@ pub const CASES: &[Case] = &[
         rows::a_cleared_step_keeps_its_ids_used,
     ),
     any(
+        "due hooks stand until they are done",
+        rows::due_hooks_stand_until_they_are_done,
+    ),
+    any(
         "announced children are found",
         log::announced_children_are_found,
     ),
@@ -268,6 +272,15 @@ fn write(store: &dyn Store, writes: Vec<Write>) {
     store.commit(&fenced(1, writes)).unwrap();
 }
 
+fn due_hook(run: u64, status: SessionStatus) -> DueHook {
+    DueHook {
+        run_id: run_id(run),
+        status,
+        attempts: 0,
+        due_at: 1_000,
+    }
+}
+
 fn fenced(epoch: Epoch, writes: Vec<Write>) -> Commit {
     Commit {
         fence: Some(epoch),
@@ -322,7 +335,7 @@ fn call(id: &str, index: u64, arguments: Value) -> ToolCallRecord {
             arguments,
         },
         index,
-        started: false,
+        begun: 0,
         outcome: None,
         staged: Vec::new(),
     }

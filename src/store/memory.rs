@@ -10,9 +10,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::{
-    CheckpointRecord, ChunkPage, Commit, CommitError, Database, DeleteHook, IdempotencyRecord,
-    LogSpan, LogStats, MessageRecord, PageLimit, RunRecord, SessionRecord, SqlValue, StepRecord,
-    Store, SubSessionRecord, SubStatus, ToolCallRecord, UsageRecord, Write, log,
+    CheckpointRecord, ChunkPage, Commit, CommitError, Database, DeleteHook, DueHook,
+    IdempotencyRecord, LogSpan, LogStats, MessageRecord, PageLimit, RunRecord, SessionRecord,
+    SqlValue, StepRecord, Store, SubSessionRecord, SubStatus, ToolCallRecord, UsageRecord, Write,
+    log,
 };
 use crate::error::{Code, Error, Result};
 use crate::protocol::ids::{MAX_SAFE_INTEGER, Sequence, Timestamp};
@@ -50,6 +51,11 @@ struct Tables {
     announced: Table<(String, String, String), ()>,
     usage: Table<u64, UsageRecord>,
     idempotency: Table<String, IdempotencyRecord>,
+    due_hooks: Table<(String, &'static str), DueHook>,
+}
+
+fn hook_key(hook: &DueHook) -> (String, &'static str) {
+    (hook.run_id.as_str().to_owned(), hook.status.as_str())
 }
 
 /// One chunk, with the size of all log before it.
@@ -144,6 +150,7 @@ macro_rules! each_table {
             announced,
             usage,
             idempotency,
+            due_hooks,
         } = $tables;
         [
             {
@@ -192,6 +199,10 @@ macro_rules! each_table {
             },
             {
                 let $table = idempotency;
+                $work
+            },
+            {
+                let $table = due_hooks;
                 $work
             },
         ]
@@ -250,6 +261,8 @@ impl Tables {
                 }
                 self.idempotency.put(record.key.clone(), record.clone());
             }
+            Write::DueHook(hook) => self.due_hooks.put(hook_key(hook), hook.clone()),
+            Write::HookDone(hook) => self.due_hooks.remove(&hook_key(hook)),
         }
         Ok(())
     }
@@ -455,6 +468,13 @@ impl Store for MemoryStore {
         Ok(self.0.tables.borrow().idempotency.get(key).cloned())
     }
 
+    fn due_hooks(&self) -> Result<Vec<DueHook>> {
+        let tables = self.0.tables.borrow();
+        let mut hooks: Vec<DueHook> = tables.due_hooks.rows.values().cloned().collect();
+        hooks.sort_by_key(|hook| hook.due_at);
+        Ok(hooks)
+    }
+
     fn database(&self) -> &dyn Database {
         &*self.0
     }
@@ -486,7 +506,7 @@ impl Database for Memory {
 /// work panicked.
 struct Open<'a> {
     memory: &'a Memory,
-    marks: [usize; 12],
+    marks: [usize; 13],
     kept: bool,
 }
 

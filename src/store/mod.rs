@@ -5,6 +5,7 @@
 //! through types; a malformed row is `invalid_stored_state` and names table, key and reason.
 
 pub mod contract;
+mod due;
 mod log;
 mod memory;
 mod read;
@@ -65,6 +66,10 @@ pub enum Write {
     Usage(UsageRecord),
     /// Remembers an idempotency key and its answer.
     Idempotency(IdempotencyRecord),
+    /// Inserts or replaces a hook that a settled run is owed.
+    DueHook(DueHook),
+    /// Removes one: by its run and status.
+    HookDone(DueHook),
 }
 
 /// Writes that belong together.
@@ -173,8 +178,8 @@ pub trait Store {
     /// whole or not at all. Afterwards the store is as if nothing had ever been stored. Rows are not
     /// read, so malformed ones are no obstacle.
     ///
-    /// Epochs begin again with the next session here, so an execution of the deleted one must be
-    /// ended by its driver before another session is begun.
+    /// The next session here begins at an epoch of its own, which is random: an execution of the
+    /// deleted one is refused there as well.
     ///
     /// # Errors
     /// The error of `own`, the database's, or `invalid_stored_state` when a later version than this
@@ -213,6 +218,9 @@ pub trait Store {
 
     /// What was answered under an idempotency key.
     fn idempotency(&self, key: &str) -> Result<Option<IdempotencyRecord>>;
+
+    /// The hooks that settled runs are owed, the first due first.
+    fn due_hooks(&self) -> Result<Vec<DueHook>>;
 
     /// The database below, for tables of an agent's own.
     fn database(&self) -> &dyn Database;

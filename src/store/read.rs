@@ -148,7 +148,8 @@ pub(super) fn step(database: &dyn Database) -> Result<Option<(StepRecord, Vec<To
 
 fn tool_call(database: &dyn Database, mut row: Row) -> Result<ToolCallRecord> {
     let index = row.whole("call_index")?;
-    let started = row.whole("started")? != 0;
+    let begun = u32::try_from(row.whole("started")?)
+        .map_err(|_| row.malformed("started", "out of range"))?;
     let body: ToolCallBody = row.json(database, "body")?;
     if body.call.id != row.key() {
         return Err(row.malformed("body", "of another call"));
@@ -156,7 +157,7 @@ fn tool_call(database: &dyn Database, mut row: Row) -> Result<ToolCallRecord> {
     Ok(ToolCallRecord {
         call: body.call,
         index,
-        started,
+        begun,
         outcome: body.outcome,
         staged: body.staged,
     })

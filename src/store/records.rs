@@ -12,7 +12,7 @@ use crate::protocol::trace::TraceContext;
 use crate::protocol::usage::{RollupOrigin, Tokens, UsageRollup};
 
 /// Counts the executions of a session: it rises with every run and every wake-up, and a write of
-/// an earlier one is refused.
+/// an earlier one is refused. A life of an id begins at a random number.
 pub type Epoch = u64;
 
 /// The one session row: small, rewritten by every commit that moves a counter.
@@ -247,8 +247,8 @@ pub struct ToolCallRecord {
     pub call: ToolCall,
     /// Its place in the model's answer, from 0.
     pub index: u64,
-    /// Whether an execution has begun.
-    pub started: bool,
+    /// How often an execution has begun: more than once where one was cut short by a restart.
+    pub begun: u32,
     /// The result, once it is there.
     pub outcome: Option<ToolOutcome>,
     /// What it staged, in order.
@@ -378,4 +378,19 @@ pub struct IdempotencyRecord {
     pub answer: String,
     /// When.
     pub at: Timestamp,
+}
+
+/// A hook that a settled run is owed: stored by the commit that settles the run, removed once the
+/// hook has come to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DueHook {
+    /// The run.
+    pub run_id: RunId,
+    /// The status that it settled with. A run can have more than one: an interrupted one that is
+    /// aborted afterwards has two.
+    pub status: SessionStatus,
+    /// How often the hook was begun.
+    pub attempts: u32,
+    /// When it is begun next.
+    pub due_at: Timestamp,
 }

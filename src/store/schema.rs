@@ -22,7 +22,7 @@ pub struct Migration {
 /// A column that holds JSON of any size holds either the text itself or, above a limit, `@` and the
 /// number of parts that `ra_parts` keeps for its owner (`<table>/<column>/<key>`): the platform
 /// takes no row of 2 MB.
-pub const MIGRATIONS: &[Migration] = &[FIRST, LOG_IN_TAILS, ANNOUNCED_BY];
+pub const MIGRATIONS: &[Migration] = &[FIRST, LOG_IN_TAILS, ANNOUNCED_BY, DUE_HOOKS];
 
 const FIRST: Migration = Migration {
     version: 1,
@@ -112,6 +112,14 @@ const ANNOUNCED_BY: Migration = Migration {
         "DROP TABLE ra_announced",
         "ALTER TABLE ra_announced_3 RENAME TO ra_announced",
     ],
+};
+
+/// What settled runs are owed.
+const DUE_HOOKS: Migration = Migration {
+    version: 4,
+    statements: &["CREATE TABLE ra_due_hooks (
+            run_id TEXT NOT NULL, status TEXT NOT NULL, attempts INTEGER NOT NULL,
+            due_at INTEGER NOT NULL, PRIMARY KEY (run_id, status)) WITHOUT ROWID"],
 };
 
 macro_rules! tail {

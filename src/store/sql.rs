@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 use super::schema::{self, MIGRATIONS, Stage};
 use super::{
-    CheckpointRecord, ChunkPage, Commit, CommitError, Database, DeleteHook, Epoch,
+    CheckpointRecord, ChunkPage, Commit, CommitError, Database, DeleteHook, DueHook, Epoch,
     IdempotencyRecord, LogStats, MessageRecord, PageLimit, RunRecord, SessionRecord, StepRecord,
-    Store, SubSessionRecord, ToolCallRecord, UsageRecord, log, read, write,
+    Store, SubSessionRecord, ToolCallRecord, UsageRecord, due, log, read, write,
 };
 use crate::error::{Code, Error, Result};
 use crate::protocol::ids::Sequence;
@@ -183,6 +183,10 @@ impl Store for SqlStore {
 
     fn idempotency(&self, key: &str) -> Result<Option<IdempotencyRecord>> {
         self.read(|database| read::idempotency(database, key))
+    }
+
+    fn due_hooks(&self) -> Result<Vec<DueHook>> {
+        self.read(due::all)
     }
 
     fn database(&self) -> &dyn Database {

@@ -9,7 +9,7 @@ use super::rows::{INLINE_BYTES, Place, clear_table, integer, optional, text, to_
 use super::{
     CheckpointRecord, Database, IdempotencyRecord, MessageRecord, RunRecord, SessionRecord,
     SqlValue, StagedPatch, StepRecord, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord,
-    ToolOutcome, UsageRecord, Write, log, read,
+    ToolOutcome, UsageRecord, Write, due, log, read,
 };
 use crate::error::{Error, Result};
 
@@ -37,6 +37,8 @@ pub(super) fn apply(database: &dyn Database, write: &Write) -> Result<()> {
         }
         Write::Usage(record) => usage(database, record),
         Write::Idempotency(record) => idempotency(database, record),
+        Write::DueHook(hook) => due::put(database, hook),
+        Write::HookDone(hook) => due::remove(database, hook),
     }
 }
 
@@ -248,7 +250,7 @@ fn tool_call(database: &dyn Database, record: &ToolCallRecord) -> Result<()> {
     let values = [
         text(record.call.id.as_str()),
         integer(record.index)?,
-        SqlValue::Integer(record.started.into()),
+        integer(record.begun.into())?,
         place.keep_json(database, &body)?,
     ];
     database.query(

@@ -1,9 +1,10 @@
 //! The suites that any implementation is put through, inside of workerd: a Worker that is built for
-//! tests alone. `/store` is the store's contract, `/stories` the stories of transports, and
-//! `/agents` a raw mount of the stories' agents.
+//! tests alone. `/store` is the store's contract, `/stories` the stories of transports, `/agents` a raw mount of the
+//! stories' agents, and `/life` sessions that end.
 
 #![cfg(target_arch = "wasm32")]
 
+mod life;
 mod store;
 // What is indexed there is JSON, and what is missing in it is null.
 #[allow(
@@ -24,6 +25,7 @@ async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<R
     let path = request.path();
     match path.split('/').nth(1) {
         Some("store") => store::serve(request, &env).await,
+        Some("life") => life::serve(request, &env).await,
         Some("stories") => story::serve(&path, &env, &context).await,
         _ => story::mounted(&request, &env).await,
     }

@@ -1,6 +1,6 @@
 // The Worker that is built for tests alone: the suites that any implementation is put through.
 
-const OBJECTS = { CONTRACT: "ContractObject", BINDING: "BindingAgents", HTTP: "HttpAgents", STUB: "StubAgents" };
+const OBJECTS = { CONTRACT: "ContractObject", LIFE: "LifeObject", BINDING: "BindingAgents", HTTP: "HttpAgents", STUB: "StubAgents" };
 
 /**
  * One instance of it.

@@ -262,6 +262,7 @@ impl World {
                     mode: ResumeMode::WithMessage,
                     message: Some("more".into()),
                     ids: ids(2),
+                    state: None,
                     healed: Vec::new(),
                     idempotency: None,
                 };

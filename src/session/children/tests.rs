@@ -31,6 +31,7 @@ fn reopen(mode: ResumeMode, message: Option<&str>, healed: Vec<Healed>) -> Reope
     Reopen {
         mode,
         message: message.map(Into::into),
+        state: None,
         idempotency: None,
         healed,
         ids: ids(2),
@@ -267,5 +268,45 @@ fn calls_that_must_wait_are_told_in_the_answer_s_commit() {
                 json!({"toolCallId": "c", "position": 2})
             )
         ]
+    );
+}
+
+#[test]
+fn a_state_that_an_entry_changes_stands_below_what_the_kept_step_has_staged() {
+    let session = begin(json!({"n": 0})).next;
+    let session = session.answer(answer(&["a", "b"]), 1).unwrap().next;
+    let session = session.stage("a", json!({"n": 1}), 2).unwrap().next;
+    let session = session.tool_finished("a", ok(json!(1)), None, 3).unwrap();
+    let failed = fail(&session.next);
+    let mut entry = reopen(ResumeMode::WithMessage, Some("one"), Vec::new());
+    entry.state = Some(json!({"n": 0, "said": "one"}));
+    let opened = failed.resume(entry, 6).unwrap();
+    assert_eq!(
+        kinds(&opened),
+        [
+            "step_discarded",
+            "state_patch",
+            "run_resumed",
+            "step_discarded",
+            "state_patch"
+        ]
+    );
+    let said = chunks(&opened);
+    let changed = failed.record.last_sequence + 2;
+    // The change is void by neither discard, and the staged patch stands on it.
+    assert!(said[0]["fromSequence"].as_u64().unwrap() < failed.record.last_sequence);
+    assert!(said[3]["fromSequence"].as_u64().unwrap() >= changed);
+    assert_eq!(said[1]["patchBase"], failed.checkpoint.patch_ordinal);
+    assert_eq!(said[4]["patchBase"], said[1]["patchOrdinal"]);
+    let present = &opened.next;
+    assert_eq!(*present.checkpoint.state, json!({"n": 0, "said": "one"}));
+    assert_eq!(present.checkpoint.stream_sequence, changed + 1);
+    assert_eq!(*present.working_state(), json!({"n": 1, "said": "one"}));
+    let done = present.tool_finished("b", ok(json!(1)), None, 7).unwrap();
+    let promoted = done.next.promote(None, None, [2; 16], 8).unwrap();
+    assert_eq!(kinds(&promoted), ["step_committed"]);
+    assert_eq!(
+        *promoted.next.checkpoint.state,
+        json!({"n": 1, "said": "one"})
     );
 }

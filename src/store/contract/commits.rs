@@ -52,6 +52,7 @@ pub(super) fn a_commit_that_fails_half_way_writes_nothing(subject: Subject<'_>) 
                 success: true,
                 at: 1,
             }),
+            Write::DueHook(due_hook(1, SessionStatus::Completed)),
             Write::Idempotency(IdempotencyRecord {
                 key: "k".into(),
                 digest: String::new(),
@@ -75,6 +76,7 @@ pub(super) fn a_commit_that_fails_half_way_writes_nothing(subject: Subject<'_>) 
     assert!(store.sub_sessions().unwrap().is_empty());
     assert!(store.usage().unwrap().is_empty());
     assert_eq!(store.idempotency("k").unwrap(), None);
+    assert_eq!(store.due_hooks().unwrap(), []);
     // The store is as usable as before.
     write(&*store, vec![chunks(2, &["two"])]);
     assert_eq!(read(&*store, 1, 100, ALL), [(2, text_chunk("two"))]);

@@ -27,6 +27,7 @@ fn full(store: &dyn Store) {
                 success: true,
                 at: 1,
             }),
+            Write::DueHook(due_hook(1, SessionStatus::Completed)),
             Write::Idempotency(IdempotencyRecord {
                 key: "k".into(),
                 digest: String::new(),

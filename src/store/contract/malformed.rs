@@ -6,7 +6,7 @@ use super::*;
 type Probe = fn(&dyn Store) -> Result<(), Error>;
 
 /// Everything that reads, by name.
-const PROBES: [(&str, Probe); 11] = [
+const PROBES: [(&str, Probe); 12] = [
     ("session", |store| store.session().map(drop)),
     ("run", |store| store.run("run_1").map(drop)),
     ("checkpoint", |store| store.checkpoint().map(drop)),
@@ -18,6 +18,7 @@ const PROBES: [(&str, Probe); 11] = [
     ("child", |store| store.sub_session("c").map(drop)),
     ("usage", |store| store.usage().map(drop)),
     ("idempotency", |store| store.idempotency("k").map(drop)),
+    ("hooks", |store| store.due_hooks().map(drop)),
 ];
 
 /// A table, its column, what is put there, the key that is told, and who must notice.
@@ -31,6 +32,7 @@ type Malformed = (
 
 const SESSION: &[&str] = &["session"];
 const LOG: &[&str] = &["log"];
+const HOOKS: &[&str] = &["hooks"];
 const CHILDREN: &[&str] = &["children", "child"];
 
 #[rustfmt::skip]
@@ -88,6 +90,9 @@ const TABLE: &[Malformed] = &[
     ("ra_sub_sessions", "created_at", "-1", "c", CHILDREN),
     ("ra_usage", "body", "'{}'", "1", &["usage"]),
     ("ra_idempotency", "at", "'secret'", "k", &["idempotency"]),
+    ("ra_due_hooks", "status", "'secret'", "run_1", HOOKS),
+    ("ra_due_hooks", "attempts", "4294967296", "run_1", HOOKS),
+    ("ra_due_hooks", "due_at", "'secret'", "run_1", HOOKS),
 ];
 
 fn filled(store: &dyn Store) {
@@ -115,6 +120,7 @@ fn filled(store: &dyn Store) {
                 started_at: 1,
                 terminal: None,
             }),
+            Write::DueHook(due_hook(1, SessionStatus::Completed)),
             Write::Idempotency(IdempotencyRecord {
                 key: "k".into(),
                 digest: "d".into(),

@@ -63,7 +63,7 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
         then: Vec::new(),
     });
     let mut done = call("b", 1, json!({}));
-    done.started = true;
+    done.begun = 3;
     done.outcome = Some(ToolOutcome {
         success: true,
         result: json!([1]),
@@ -219,7 +219,7 @@ pub(super) fn a_later_write_replaces(subject: Subject<'_>) {
     let mut first = child("c-1");
     first.status = SubStatus::Completed;
     let mut started = call("a", 0, json!({}));
-    started.started = true;
+    started.begun = 1;
     let mut answered = step(1);
     answered.answer = Some(answer("yes"));
     for number in 1..=4 {
@@ -374,4 +374,33 @@ pub(super) fn a_cleared_step_keeps_its_ids_used(subject: Subject<'_>) {
     assert!(store.tool_call_id_used("a").unwrap());
     assert!(store.tool_call_id_used("b").unwrap());
     assert!(!store.tool_call_id_used("A").unwrap());
+}
+
+pub(super) fn due_hooks_stand_until_they_are_done(subject: Subject<'_>) {
+    let (_, store) = subject.fresh();
+    assert_eq!(store.due_hooks().unwrap(), []);
+    begun(&*store);
+    let interrupted = due_hook(1, SessionStatus::Interrupted);
+    let mut failed = due_hook(1, SessionStatus::Failed);
+    failed.due_at = interrupted.due_at + 1;
+    let mut other = due_hook(2, SessionStatus::Completed);
+    other.due_at = interrupted.due_at + 2;
+    let all = [interrupted.clone(), failed.clone(), other.clone()];
+    let writes = [&other, &failed, &interrupted].map(|hook| Write::DueHook(hook.clone()));
+    write(&*store, writes.to_vec());
+    assert_eq!(store.due_hooks().unwrap(), all);
+    let mut later = interrupted.clone();
+    later.attempts = 3;
+    later.due_at += 9;
+    write(&*store, vec![Write::DueHook(later.clone())]);
+    assert_eq!(
+        store.due_hooks().unwrap(),
+        [failed.clone(), other.clone(), later]
+    );
+    // By run and status, whatever else it says.
+    write(
+        &*store,
+        vec![Write::HookDone(interrupted), Write::HookDone(failed)],
+    );
+    assert_eq!(store.due_hooks().unwrap(), [other]);
 }

@@ -239,7 +239,7 @@ fn what_is_replaced_leaves_no_parts_behind() {
             arguments: json!("x".repeat(3_000_000)),
         },
         index: 0,
-        started: true,
+        begun: 1,
         outcome: None,
         staged: Vec::new(),
     });

@@ -50,7 +50,7 @@ fn life() -> Vec<Commit> {
             arguments: json!({"text": "it's"}),
         },
         index,
-        started: true,
+        begun: 1,
         outcome: None,
         staged: Vec::new(),
     };
@@ -137,6 +137,12 @@ fn life() -> Vec<Commit> {
                     name: "note".into(),
                     success: true,
                     at: 1_700,
+                }),
+                Write::DueHook(DueHook {
+                    run_id: RunId::parse("run_1").unwrap(),
+                    status: SessionStatus::Failed,
+                    attempts: 1,
+                    due_at: 3_000,
                 }),
                 Write::Idempotency(IdempotencyRecord {
                     key: "start:s-1".into(),

@@ -1,0 +1,58 @@
+// The bound on a session's readers in workerd, and that one that leaves makes room.
+
+import assert from "node:assert/strict";
+import http from "node:http";
+import { after, before, test } from "node:test";
+import { startLife } from "./support/life.mjs";
+import { eventually, newSession } from "./support/world.mjs";
+
+let life;
+before(async () => {
+  life = await startLife();
+});
+after(() => life?.stop());
+
+/**
+ * A reader that leaves as a closed tab does, whose stream is reset. A connection that is merely closed on the client's
+ * side may still be read from, so workerd notices it with the next thing that it writes.
+ */
+function attach(agent, sessionId) {
+  const url = `${agent.base}/life/agents/waiter/sse?sessionId=${sessionId}`;
+  return new Promise((resolve, reject) => {
+    const request = http.get(url, { agent: false }, (response) => {
+      response.on("error", () => {});
+      resolve({ status: response.statusCode, leave: () => response.socket.resetAndDestroy() });
+    });
+    request.on("error", reject);
+  });
+}
+
+test("a reader over the bound is a 429 with Retry-After, until one leaves", async () => {
+  const agent = life.agent("waiter");
+  const id = newSession("readers");
+  const started = await agent.start({ sessionId: id, message: "Wait." });
+  assert.equal(started.status, 200, started.text);
+  const readers = [];
+  for (let n = 0; n < 3; n++) {
+    const reader = await attach(agent, id);
+    assert.equal(reader.status, 200);
+    readers.push(reader);
+  }
+  const refused = await agent.get("sse", { sessionId: id });
+  assert.equal(refused.status, 429);
+  assert.equal(refused.headers["retry-after"], "5");
+  assert.deepEqual([refused.json.code, refused.json.retryable], ["RATE_LIMITED", true]);
+  // Whoever only asks is no reader.
+  assert.equal((await agent.status(id)).json.status, "running");
+
+  // Nothing is written in the meantime: the first comment would come after fifteen seconds.
+  readers.pop().leave();
+  const next = await eventually("the place is free", async () => {
+    const reader = await attach(agent, id);
+    if (reader.status === 200) return reader;
+    reader.leave();
+  }, 10);
+  assert.equal((await agent.get("sse", { sessionId: id })).status, 429);
+  for (const reader of [next, ...readers]) reader.leave();
+  assert.equal((await life.remove(id)).status, 200);
+});
