@@ -14,10 +14,11 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use serde_json::json;
 
+use crate::error::Result;
 use crate::platform::{Level, ObjectRuntime};
 use crate::protocol::ids::Sequence;
 use crate::protocol::sse;
-use crate::store::{Commit, Write};
+use crate::store::Commit;
 
 /// The most that is kept of the newest commits, in encoded bytes.
 const TAIL_BYTES: usize = 128 * 1024;
@@ -87,8 +88,8 @@ impl Publisher {
         if self.readers.get() > 0 {
             let mut tail = self.tail.borrow_mut();
             for write in &commit.writes {
-                if let Write::Chunks { first, chunks } = write {
-                    tail.push(*first, chunks);
+                if let Some((first, chunks)) = write.chunks() {
+                    tail.push(first, chunks);
                 }
             }
         }
@@ -101,25 +102,34 @@ impl Publisher {
         let (_, count) = self.committed.get();
         self.committed.set((last, count.wrapping_add(1)));
         if !self.syncing.replace(true) {
-            let this = self.clone();
-            self.runtime
-                .spawn(Box::pin(async move { this.sync().await }));
+            self.sync();
         }
     }
 
-    async fn sync(self: Rc<Self>) {
-        while self.durable.get() != self.committed.get() {
-            let covered = self.committed.get();
-            if let Err(error) = self.runtime.sync().await {
-                let line = json!({"event": "sync_failed", "error": error.message});
-                self.runtime.log(Level::Error, &line);
-                break;
-            }
-            self.durable.set(covered);
-            let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
-            waiting.into_values().for_each(Waker::wake);
+    /// Waits for what was committed so far to be durable; one barrier at a time.
+    fn sync(self: &Rc<Self>) {
+        let covered = self.committed.get();
+        let this = self.clone();
+        let told = move |outcome| this.synced(covered, outcome);
+        self.runtime.once_durable(Box::new(told));
+    }
+
+    fn synced(self: &Rc<Self>, covered: (Sequence, u64), outcome: Result<()>) {
+        if let Err(error) = outcome {
+            let line = json!({"event": "sync_failed", "error": error.message});
+            self.runtime.log(Level::Error, &line);
+            self.syncing.set(false);
+            return;
         }
-        self.syncing.set(false);
+        self.durable.set(covered);
+        // The next barrier is on its way before anybody is told of this one.
+        if self.committed.get() == covered {
+            self.syncing.set(false);
+        } else {
+            self.sync();
+        }
+        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        waiting.into_values().for_each(Waker::wake);
     }
 
     /// How far the log may be read, with a mark that changes whenever anything became durable.
@@ -196,7 +206,7 @@ impl Tail {
         let mut events = String::new();
         let mut last = first;
         for (sequence, chunk) in (first..).zip(chunks) {
-            sse::encode_chunk(&mut events, sequence, chunk);
+            sse::encode_line(&mut events, sequence, chunk);
             last = sequence;
         }
         self.bytes = self.bytes.saturating_add(events.len());
