@@ -83,13 +83,31 @@ impl DurableDatabase {
 
 impl DurableDatabase {
     fn exec(&self, sql: &str, parameters: &[SqlValue]) -> Result<RawCursor> {
-        let bindings = Array::new();
-        for parameter in parameters {
-            bindings.push(&to_js(parameter)?);
-        }
-        self.sql
-            .exec(&statement(sql), bindings)
-            .map_err(|thrown| failed("SQL", &thrown))
+        let statement = statement(sql);
+        let cursor = match parameters {
+            [] => self.sql.exec_0(&statement),
+            [a] => self.sql.exec_1(&statement, &to_js(a)?),
+            [a, b] => self.sql.exec_2(&statement, &to_js(a)?, &to_js(b)?),
+            [a, b, c] => self
+                .sql
+                .exec_3(&statement, &to_js(a)?, &to_js(b)?, &to_js(c)?),
+            [a, b, c, d, e] => self.sql.exec_5(
+                &statement,
+                &to_js(a)?,
+                &to_js(b)?,
+                &to_js(c)?,
+                &to_js(d)?,
+                &to_js(e)?,
+            ),
+            _ => {
+                let bindings = Array::new();
+                for parameter in parameters {
+                    bindings.push(&to_js(parameter)?);
+                }
+                self.sql.exec(&statement, bindings)
+            }
+        };
+        cursor.map_err(|thrown| failed("SQL", &thrown))
     }
 }
 

@@ -61,6 +61,36 @@ extern "C" {
         sql: &JsString,
         bindings: Array,
     ) -> Result<RawCursor, JsValue>;
+    // As above for a few parameters, which then need no array.
+    #[wasm_bindgen(method, catch, js_name = exec)]
+    pub(super) fn exec_0(this: &RawSql, sql: &JsString) -> Result<RawCursor, JsValue>;
+    #[wasm_bindgen(method, catch, js_name = exec)]
+    pub(super) fn exec_1(this: &RawSql, sql: &JsString, a: &JsValue) -> Result<RawCursor, JsValue>;
+    #[wasm_bindgen(method, catch, js_name = exec)]
+    pub(super) fn exec_2(
+        this: &RawSql,
+        sql: &JsString,
+        a: &JsValue,
+        b: &JsValue,
+    ) -> Result<RawCursor, JsValue>;
+    #[wasm_bindgen(method, catch, js_name = exec)]
+    pub(super) fn exec_3(
+        this: &RawSql,
+        sql: &JsString,
+        a: &JsValue,
+        b: &JsValue,
+        c: &JsValue,
+    ) -> Result<RawCursor, JsValue>;
+    #[wasm_bindgen(method, catch, js_name = exec)]
+    pub(super) fn exec_5(
+        this: &RawSql,
+        sql: &JsString,
+        a: &JsValue,
+        b: &JsValue,
+        c: &JsValue,
+        d: &JsValue,
+        e: &JsValue,
+    ) -> Result<RawCursor, JsValue>;
 
     /// A statement's cursor.
     #[wasm_bindgen(extends = Object)]

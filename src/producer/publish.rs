@@ -34,6 +34,9 @@ pub(super) struct Publisher {
     places: Cell<u64>,
     readers: Cell<usize>,
     tail: RefCell<Tail>,
+    /// Who goes on in the very moment in which all is durable.
+    #[cfg(feature = "bench")]
+    next: RefCell<Option<Box<dyn FnOnce()>>>,
 }
 
 /// The newest commits' chunks as they go over the wire, without a gap.
@@ -74,6 +77,8 @@ impl Publisher {
             places: Cell::new(0),
             readers: Cell::new(0),
             tail: RefCell::default(),
+            #[cfg(feature = "bench")]
+            next: RefCell::default(),
         })
     }
 
@@ -130,6 +135,22 @@ impl Publisher {
         }
         let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
         waiting.into_values().for_each(Waker::wake);
+        #[cfg(feature = "bench")]
+        if self.is_settled()
+            && let Some(next) = self.next.take()
+        {
+            next();
+        }
+    }
+
+    /// Does `next` in the very moment in which all that was committed is durable.
+    #[cfg(feature = "bench")]
+    pub(super) fn once_settled(&self, next: Box<dyn FnOnce()>) {
+        if self.is_settled() {
+            next();
+        } else {
+            self.next.replace(Some(next));
+        }
     }
 
     /// How far the log may be read, with a mark that changes whenever anything became durable.
