@@ -171,7 +171,10 @@ impl ObjectRuntime for DurableRuntime {
         self.barriers.told.borrow_mut().push_back(told);
         let set = self.storage.sync_then().and_then(|promise| {
             let [kept, broken] = [&self.barriers.kept, &self.barriers.broken];
-            promise.tell(kept.as_ref().unchecked_ref(), broken.as_ref().unchecked_ref())
+            promise.tell(
+                kept.as_ref().unchecked_ref(),
+                broken.as_ref().unchecked_ref(),
+            )
         });
         if let Err(thrown) = set {
             let told = self.barriers.told.borrow_mut().pop_back();

@@ -240,9 +240,7 @@ fn read(value: ValueRef<'_>) -> Result<SqlValue> {
 /// Refuses what the platform would refuse.
 fn refuse(sql: &str, parameters: &[SqlValue]) -> Result<()> {
     refuse_transaction_text(sql)?;
-    let is_too_large = |value: &SqlValue| {
-        matches!(value, SqlValue::Integer(number) if number.unsigned_abs() > MAX_SAFE_INTEGER)
-    };
+    let is_too_large = |value: &SqlValue| matches!(value, SqlValue::Integer(number) if number.unsigned_abs() > MAX_SAFE_INTEGER);
     if parameters.iter().any(is_too_large) {
         return Err(Error::internal(
             "an integer parameter is not below 2^53: store it as text",

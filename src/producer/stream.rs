@@ -259,11 +259,10 @@ impl Reader {
             sse::encode_line(&mut text, sequence, chunk);
         })?;
         if !is_whole {
-            return Err(Error::new(
-                Code::InvalidStoredState,
-                "Chunks of the log are missing.",
-            )
-            .with_detail(format!("after sequence {before}")));
+            return Err(
+                Error::new(Code::InvalidStoredState, "Chunks of the log are missing.")
+                    .with_detail(format!("after sequence {before}")),
+            );
         }
         self.cursor = last;
         Ok((last > before).then(|| text.into()))

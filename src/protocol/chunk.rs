@@ -349,7 +349,12 @@ mod tests {
 
     #[test]
     fn a_text_is_written_as_every_other_chunk_is() {
-        for delta in ["", "plain", "é \"quoted\" \\ and\nbroken\r\u{1}", "{\"type\":\"x\"}"] {
+        for delta in [
+            "",
+            "plain",
+            "é \"quoted\" \\ and\nbroken\r\u{1}",
+            "{\"type\":\"x\"}",
+        ] {
             let chunk = Chunk {
                 body: ChunkBody::TextDelta {
                     delta: delta.to_owned(),

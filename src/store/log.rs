@@ -207,7 +207,10 @@ fn has_no_break(chunk: &str) -> bool {
 /// Whether a chunk may announce a child. One of ours says at its very beginning what it is.
 fn may_announce(chunk: &str) -> bool {
     const OURS: &str = "{\"type\":\"";
-    match chunk.strip_prefix(OURS).and_then(|rest| rest.split_once('"')) {
+    match chunk
+        .strip_prefix(OURS)
+        .and_then(|rest| rest.split_once('"'))
+    {
         Some((kind, _)) if !kind.contains('\\') => kind == "subagent_start",
         _ => chunk.contains("subagent_start"),
     }
@@ -275,8 +278,8 @@ impl Lines {
     fn of(text: String, first: Sequence, last: Sequence) -> Result<Self, &'static str> {
         let mut ends = Vec::new();
         let mut begin = 0;
-        for end in memchr::memchr2_iter(b'\n', b'\r', text.as_bytes())
-            .chain(std::iter::once(text.len()))
+        for end in
+            memchr::memchr2_iter(b'\n', b'\r', text.as_bytes()).chain(std::iter::once(text.len()))
         {
             let line = text.get(begin..end).unwrap_or_default();
             if !looks_like_a_chunk(line) {
@@ -328,7 +331,8 @@ const SIZES: &str = "SELECT first_sequence, 0 AS place, last_sequence, bytes FRO
       AND first_sequence <= CAST(?2 AS INTEGER)
     ORDER BY first_sequence LIMIT CAST(?3 AS INTEGER)";
 
-const BODIES: &str = "SELECT first_sequence, 0 AS place, last_sequence, CAST(body AS BLOB) FROM ra_chunks
+const BODIES: &str =
+    "SELECT first_sequence, 0 AS place, last_sequence, CAST(body AS BLOB) FROM ra_chunks
     WHERE first_sequence BETWEEN CAST(?1 AS INTEGER) AND CAST(?2 AS INTEGER)
     UNION ALL SELECT first_sequence, 1, last_sequence, CAST(body AS BLOB) FROM ra_tail_0
     WHERE first_sequence BETWEEN CAST(?1 AS INTEGER) AND CAST(?2 AS INTEGER)

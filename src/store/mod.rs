@@ -290,7 +290,10 @@ pub trait Database {
     fn write(&self, sql: &str, parameters: &[SqlValue]) -> Result<bool> {
         self.query(sql, parameters)?;
         let changes = self.query("SELECT changes()", &[])?;
-        Ok(!matches!(changes.first().map(Vec::as_slice), Some([SqlValue::Integer(0)])))
+        Ok(!matches!(
+            changes.first().map(Vec::as_slice),
+            Some([SqlValue::Integer(0)])
+        ))
     }
 
     /// Runs `work` in a transaction (a savepoint when one is open): its error undoes all of it.

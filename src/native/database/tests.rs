@@ -188,9 +188,19 @@ fn a_write_says_whether_it_wrote() {
         let insert = "INSERT OR IGNORE INTO t (k) VALUES (?)";
         assert_eq!(database.write(insert, &seven), Ok(true));
         assert_eq!(database.write(insert, &seven), Ok(false));
-        assert_eq!(database.write("DELETE FROM t WHERE k > ?", &seven), Ok(false));
-        assert_eq!(database.write("DELETE FROM t WHERE k = ?", &seven), Ok(true));
+        assert_eq!(
+            database.write("DELETE FROM t WHERE k > ?", &seven),
+            Ok(false)
+        );
+        assert_eq!(
+            database.write("DELETE FROM t WHERE k = ?", &seven),
+            Ok(true)
+        );
         assert!(database.write("COMMIT", &[]).is_err());
-        assert!(database.write("INSERT INTO missing VALUES (1)", &[]).is_err());
+        assert!(
+            database
+                .write("INSERT INTO missing VALUES (1)", &[])
+                .is_err()
+        );
     }
 }
