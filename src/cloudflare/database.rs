@@ -21,11 +21,14 @@ const LONG_TEXT: u32 = 64;
 /// This many statements are kept as the platform's own strings.
 const STATEMENTS: usize = 256;
 
+/// Where a statement's text stands, and how long it is.
+type PlaceOfText = (usize, usize);
+
 thread_local! {
     static ENCODER: Option<RawTextEncoder> = RawTextEncoder::new().ok();
     /// Statements by where their text stands: the platform knows a string again without looking at
     /// it, and so finds what it has compiled. The text is compared, since a place may be used anew.
-    static KNOWN: RefCell<HashMap<(usize, usize), (Box<str>, JsString)>> = RefCell::default();
+    static KNOWN: RefCell<HashMap<PlaceOfText, (Box<str>, JsString)>> = RefCell::default();
 }
 
 fn statement(sql: &str) -> JsString {

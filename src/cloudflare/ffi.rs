@@ -123,7 +123,7 @@ extern "C" {
     #[wasm_bindgen(method, catch, js_class = "TextEncoder")]
     pub(super) fn encode(
         this: &RawTextEncoder,
-        text: &js_sys::JsString,
+        text: &JsString,
     ) -> Result<js_sys::Uint8Array, JsValue>;
 
     /// A native body.

@@ -108,28 +108,33 @@ pub(super) fn an_append_trusts_no_memory(subject: Subject<'_>) {
     let failed = refused(&*store, 1, appended(4, &["four again"], 2_003));
     assert!(matches!(failed, CommitError::Failed(_)));
     write(&*store, vec![appended(5, &["five"], 2_004)]);
-    // A long chunk, a short one after it, a trim, an announcement.
+    // So it did with a long chunk, which lies elsewhere.
     let long = "l".repeat(100_000);
-    write(&*store, vec![appended(6, &[&long], 2_005)]);
-    write(&*store, vec![appended(7, &["seven"], 2_006)]);
+    write(&*other, vec![appended(6, &[&long], 2_004)]);
+    let failed = refused(&*store, 1, appended(6, &["six again"], 2_004));
+    assert!(matches!(failed, CommitError::Failed(_)));
+    write(&*store, vec![appended(7, &["seven"], 2_004)]);
+    // A long chunk, a short one after it, a trim, an announcement.
+    write(&*store, vec![appended(8, &[&long], 2_005)]);
+    write(&*store, vec![appended(9, &["nine"], 2_006)]);
     let mut record = store.session().unwrap().unwrap();
-    record.floor = 7;
+    record.floor = 9;
     write(
         &*store,
-        vec![Write::Session(record), Write::Trim { floor: 7 }],
+        vec![Write::Session(record), Write::Trim { floor: 9 }],
     );
     let announces = json!({"type": "subagent_start", "subSessionId": "c-1",
                            "subAgentType": "thread-researcher"});
     write(
         &*store,
         vec![Write::Append {
-            first: 8,
+            first: 10,
             chunks: vec![text_chunk("x"), announces.to_string()],
             at: 2_007,
         }],
     );
     assert!(store.announced("c-1", Some("thread-researcher")).unwrap());
-    assert_eq!(stands(&*store), (9, 2_007));
+    assert_eq!(stands(&*store), (11, 2_007));
     assert_eq!(read(&*store, 0, 100, ALL).len(), 3);
     store.delete_all(&mut |_| Ok(())).unwrap();
     begun(&*store);
