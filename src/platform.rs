@@ -43,6 +43,13 @@ pub trait ObjectRuntime: Runtime {
     /// Completes when every commit made so far is durable.
     fn sync(&self) -> LocalBoxFuture<'static, Result<()>>;
 
+    /// Tells `told` when every commit made so far is durable. As [`ObjectRuntime::sync`] for one who
+    /// does not wait, without a task of its own where the platform can do without.
+    fn once_durable(&self, told: Box<dyn FnOnce(Result<()>)>) {
+        let sync = self.sync();
+        self.spawn(Box::pin(async move { told(sync.await) }));
+    }
+
     /// Arms the object's one alarm for `at`, or disarms it.
     fn set_alarm(&self, at: Option<Timestamp>) -> LocalBoxFuture<'static, Result<()>>;
 }

@@ -1,6 +1,6 @@
 // An object class whose statements are counted: rows written by kind of statement and table, and the database's size.
 
-const NAMED = /^\s*(?:(INSERT)(?:\s+OR\s+\w+)?\s+INTO|(UPDATE)|(DELETE)\s+FROM)\s+(\w+)/i;
+const NAMED = /^\s*(?:(INSERT)(?:\s+OR\s+\w+)?\s+INTO|(UPDATE)|(DELETE)\s+FROM|(CREATE|DROP)\s+TABLE)\s+(\w+)/i;
 
 /** `Inner` with a route `/{session}/counter`, which tells the counts and forgets them. */
 export function counted(Inner) {
@@ -14,8 +14,8 @@ export function counted(Inner) {
       const exec = this.#sql.exec.bind(this.#sql);
       this.#sql.exec = (statement, ...bindings) => {
         const cursor = exec(statement, ...bindings);
-        const [, insert, update, remove, table] = NAMED.exec(statement) ?? [];
-        if (table) this.#open.push([`${(insert ?? update ?? remove).toLowerCase()} ${table}`, cursor]);
+        const [, insert, update, remove, remake, table] = NAMED.exec(statement) ?? [];
+        if (table) this.#open.push([`${(insert ?? update ?? remove ?? remake).toLowerCase()} ${table}`, cursor]);
         return cursor;
       };
       this.#inner = new Inner(ctx, env);

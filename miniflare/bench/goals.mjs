@@ -38,6 +38,7 @@ export function goals({ samples, facts, contestants }) {
   }
   most("log rows written by a turn of 400 chunks", undefined, 42, facts.rows?.ours?.logRows);
   most("database of 100 000 chunks, against their JSON", undefined, 1.1, facts.rows?.ours?.sizeRatio);
+  most("extra rows written by compaction for each that was appended", undefined, 0.25, facts.rows?.ours?.extraRows);
   most("memory of an unread replay, MiB", undefined, 10, value("memory", "unread", "ours", "mib"));
   const churn = ["ours", "B"].map((name) => value("memory", "churn", name, "mib"));
   if (churn.every((mib) => mib !== undefined)) {

@@ -166,11 +166,27 @@ export async function rows(contestant, { data }) {
     const sum = (entries) => entries.reduce((total, [, count]) => total + count, 0);
     const filled = freshId("size");
     await site.fill(filled, 100_000);
-    const { databaseBytes } = await call(site.base, contestant.act(filled, "counter"));
-    return { rows: turn.rows, logRows: sum(log), allRows: sum(Object.entries(turn.rows)), sizeRatio: databaseBytes / (100_000 * 200) };
+    const full = await call(site.base, contestant.act(filled, "counter"));
+    const large = freshId("packed");
+    await site.post(large, "append", { commits: 1000, per: 100, bytes: 200 });
+    const ratios = [full, await call(site.base, contestant.act(large, "counter"))].map(({ rows }) => compaction(rows));
+    return {
+      rows: turn.rows,
+      logRows: sum(log),
+      allRows: sum(Object.entries(turn.rows)),
+      sizeRatio: full.databaseBytes / (100_000 * 200),
+      extraRows: ratios.includes(undefined) ? undefined : Math.max(...ratios),
+    };
   } finally {
     await world.stop();
   }
+}
+
+/** Rows written by packing for each that was appended, tables that are made anew included; missing where nothing is packed. */
+function compaction(rows) {
+  const sum = (pattern) => Object.entries(rows).reduce((total, [what, count]) => total + (pattern.test(what) ? count : 0), 0);
+  const packed = sum(/^insert ra_chunks$/);
+  return packed === 0 ? undefined : (packed + sum(/^(?:create|drop) ra_tail_\d$/)) / sum(/^insert ra_tail_\d$/);
 }
 
 /** Bytes that reach the storage for a turn of 400 chunks, ten to a commit. */

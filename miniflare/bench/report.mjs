@@ -61,10 +61,10 @@ export function markdown(results) {
   }
   if (facts.rows) {
     lines.push("", "## Rows", "", "Written by a turn of 400 chunks of 200 bytes, ten to a commit; the database holds 100 000 chunks.", "");
-    lines.push("| | log rows | all rows | database / JSON | |", "|---|---|---|---|---|");
-    for (const [name, { logRows, allRows, sizeRatio, rows }] of Object.entries(facts.rows)) {
+    lines.push("| | log rows | all rows | database / JSON | rows by compaction a row | |", "|---|---|---|---|---|---|");
+    for (const [name, { logRows, allRows, sizeRatio, extraRows, rows }] of Object.entries(facts.rows)) {
       const each = Object.entries(rows).map(([what, count]) => `${what} ${count}`);
-      lines.push(`| ${name} | ${logRows} | ${allRows} | ${number(sizeRatio)} | ${each.join(", ")} |`);
+      lines.push(`| ${name} | ${logRows} | ${allRows} | ${number(sizeRatio)} | ${number(extraRows)} | ${each.join(", ")} |`);
     }
   }
   for (const failure of facts.failures ?? []) lines.push("", `Failed: ${failure}`);

@@ -34,7 +34,7 @@ const storages = quick ? ["memory"] : asked.storage.split(",");
 const scale = quick ? 0.1 : 1;
 const LENGTHS = [1_000, 10_000, 100_000, 1_000_000].filter((n) => n <= Number(asked.longest ?? (quick ? 10_000 : 1_000_000)));
 const REPLAYED = quick ? 10_000 : 100_000;
-const ATTACHES = Number(asked.attaches ?? (quick ? 200 : 2_000));
+const ATTACHES = Number(asked.attaches ?? (quick ? 200 : 10_000));
 const PARTS = ["append", "live", "log", "cold", "rows", "memory", "loop"];
 const parts = asked.only?.split(",") ?? PARTS;
 for (const part of parts) if (!PARTS.includes(part)) throw new Error(`--only knows ${PARTS.join(", ")}`);

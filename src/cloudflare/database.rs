@@ -4,10 +4,13 @@
 //! writes more than one row opens one. Statements and rows are read eagerly: a cursor here is live
 //! and must not outlive the turn.
 
-use js_sys::{Array, JsString};
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use js_sys::{Array, ArrayBuffer, JsString, Uint8Array};
 use wasm_bindgen::{JsCast as _, JsValue};
 
-use super::ffi::{self, RawContext, RawSql, RawStorage, RawTextEncoder};
+use super::ffi::{self, RawContext, RawCursor, RawSql, RawStorage, RawTextEncoder};
 use crate::error::{Error, Result};
 use crate::protocol::ids::MAX_SAFE_INTEGER;
 use crate::store::{Database, SqlValue};
@@ -15,8 +18,34 @@ use crate::store::{Database, SqlValue};
 /// Texts of this many UTF-16 units and more are copied out of JavaScript in one go.
 const LONG_TEXT: u32 = 64;
 
+/// This many statements are kept as the platform's own strings.
+const STATEMENTS: usize = 256;
+
+/// Where a statement's text stands, and how long it is.
+type PlaceOfText = (usize, usize);
+
 thread_local! {
     static ENCODER: Option<RawTextEncoder> = RawTextEncoder::new().ok();
+    /// Statements by where their text stands: the platform knows a string again without looking at
+    /// it, and so finds what it has compiled. The text is compared, since a place may be used anew.
+    static KNOWN: RefCell<HashMap<PlaceOfText, (Box<str>, JsString)>> = RefCell::default();
+}
+
+fn statement(sql: &str) -> JsString {
+    KNOWN.with_borrow_mut(|known| {
+        let place = (sql.as_ptr().addr(), sql.len());
+        if let Some((text, statement)) = known.get(&place)
+            && **text == *sql
+        {
+            return statement.clone();
+        }
+        if known.len() >= STATEMENTS {
+            known.clear();
+        }
+        let statement = JsString::from(sql);
+        known.insert(place, (sql.into(), statement.clone()));
+        statement
+    })
 }
 
 /// The SQLite of one Durable Object.
@@ -55,17 +84,40 @@ impl DurableDatabase {
     }
 }
 
+impl DurableDatabase {
+    fn exec(&self, sql: &str, parameters: &[SqlValue]) -> Result<RawCursor> {
+        let statement = statement(sql);
+        let cursor = match parameters {
+            [] => self.sql.exec_0(&statement),
+            [a] => self.sql.exec_1(&statement, &to_js(a)?),
+            [a, b] => self.sql.exec_2(&statement, &to_js(a)?, &to_js(b)?),
+            [a, b, c] => self
+                .sql
+                .exec_3(&statement, &to_js(a)?, &to_js(b)?, &to_js(c)?),
+            [a, b, c, d, e] => self.sql.exec_5(
+                &statement,
+                &to_js(a)?,
+                &to_js(b)?,
+                &to_js(c)?,
+                &to_js(d)?,
+                &to_js(e)?,
+            ),
+            _ => {
+                let bindings = Array::new();
+                for parameter in parameters {
+                    bindings.push(&to_js(parameter)?);
+                }
+                self.sql.exec(&statement, bindings)
+            }
+        };
+        cursor.map_err(|thrown| failed("SQL", &thrown))
+    }
+}
+
 impl Database for DurableDatabase {
     fn query(&self, sql: &str, parameters: &[SqlValue]) -> Result<Vec<Vec<SqlValue>>> {
-        let bindings = Array::new();
-        for parameter in parameters {
-            bindings.push(&to_js(parameter)?);
-        }
-        let rows = self
-            .sql
-            .exec(sql, bindings)
-            .and_then(|cursor| cursor.raw())
-            .and_then(|rows| rows.to_array());
+        let cursor = self.exec(sql, parameters)?;
+        let rows = cursor.raw().and_then(|rows| rows.to_array());
         let rows = rows.map_err(|thrown| failed("SQL", &thrown))?;
         rows.iter()
             .map(|row| {
@@ -75,6 +127,12 @@ impl Database for DurableDatabase {
                     .collect()
             })
             .collect()
+    }
+
+    fn write(&self, sql: &str, parameters: &[SqlValue]) -> Result<bool> {
+        let rows = self.exec(sql, parameters)?.rows_written();
+        let rows = rows.map_err(|thrown| failed("SQL", &thrown))?;
+        Ok(rows > 0.0)
     }
 
     fn transaction(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
@@ -129,19 +187,26 @@ fn long_text(value: &JsValue) -> Option<String> {
 }
 
 fn from_js(value: &JsValue) -> Result<SqlValue> {
-    if let Some(text) = long_text(value).or_else(|| value.as_string()) {
-        Ok(SqlValue::Text(text))
-    } else if let Some(number) = value.as_f64() {
-        Ok(if is_exact(number) {
+    if let Some(number) = value.as_f64() {
+        return Ok(if is_exact(number) {
             SqlValue::Integer(number as i64)
         } else {
             SqlValue::Real(number)
-        })
-    } else if value.is_null() {
-        Ok(SqlValue::Null)
-    } else {
-        Err(Error::internal(
+        });
+    }
+    if let Some(text) = long_text(value).or_else(|| value.as_string()) {
+        return Ok(SqlValue::Text(text));
+    }
+    if value.is_null() {
+        return Ok(SqlValue::Null);
+    }
+    let bytes = value
+        .dyn_ref::<ArrayBuffer>()
+        .map(|buffer| Uint8Array::new(buffer).to_vec());
+    match bytes.map(String::from_utf8) {
+        Some(Ok(text)) => Ok(SqlValue::Text(text)),
+        _ => Err(Error::internal(
             "SQL: a row holds a value that is neither text, number nor NULL",
-        ))
+        )),
     }
 }

@@ -4,7 +4,7 @@
 //! crosses WebAssembly uncaught takes down every object of the isolate, so nothing in this folder
 //! may call a platform method by another way when it can throw.
 
-use js_sys::{Array, Function, Object, Promise, Reflect};
+use js_sys::{Array, Function, JsString, Object, Promise, Reflect};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
@@ -34,23 +34,71 @@ extern "C" {
     pub(super) fn sql(this: &RawStorage) -> Result<RawSql, JsValue>;
     #[wasm_bindgen(method, catch)]
     pub(super) fn sync(this: &RawStorage) -> Result<Promise, JsValue>;
+    #[wasm_bindgen(method, catch, js_name = sync)]
+    pub(super) fn sync_then(this: &RawStorage) -> Result<RawPromise, JsValue>;
     #[wasm_bindgen(method, catch, js_name = setAlarm)]
     pub(super) fn set_alarm(this: &RawStorage, at: f64) -> Result<Promise, JsValue>;
     #[wasm_bindgen(method, catch, js_name = deleteAlarm)]
     pub(super) fn delete_alarm(this: &RawStorage) -> Result<Promise, JsValue>;
+
+    /// A promise of which no other promise is made.
+    #[wasm_bindgen(extends = Object)]
+    pub(super) type RawPromise;
+    #[wasm_bindgen(method, catch, js_name = then)]
+    pub(super) fn tell(
+        this: &RawPromise,
+        kept: &Function,
+        broken: &Function,
+    ) -> Result<JsValue, JsValue>;
 
     /// An object's SQLite.
     #[wasm_bindgen(extends = Object)]
     #[derive(Clone, Debug)]
     pub(super) type RawSql;
     #[wasm_bindgen(method, catch, variadic)]
-    pub(super) fn exec(this: &RawSql, sql: &str, bindings: Array) -> Result<RawCursor, JsValue>;
+    pub(super) fn exec(
+        this: &RawSql,
+        sql: &JsString,
+        bindings: Array,
+    ) -> Result<RawCursor, JsValue>;
+    // As above for a few parameters, which then need no array.
+    #[wasm_bindgen(method, catch, js_name = exec)]
+    pub(super) fn exec_0(this: &RawSql, sql: &JsString) -> Result<RawCursor, JsValue>;
+    #[wasm_bindgen(method, catch, js_name = exec)]
+    pub(super) fn exec_1(this: &RawSql, sql: &JsString, a: &JsValue) -> Result<RawCursor, JsValue>;
+    #[wasm_bindgen(method, catch, js_name = exec)]
+    pub(super) fn exec_2(
+        this: &RawSql,
+        sql: &JsString,
+        a: &JsValue,
+        b: &JsValue,
+    ) -> Result<RawCursor, JsValue>;
+    #[wasm_bindgen(method, catch, js_name = exec)]
+    pub(super) fn exec_3(
+        this: &RawSql,
+        sql: &JsString,
+        a: &JsValue,
+        b: &JsValue,
+        c: &JsValue,
+    ) -> Result<RawCursor, JsValue>;
+    #[wasm_bindgen(method, catch, js_name = exec)]
+    pub(super) fn exec_5(
+        this: &RawSql,
+        sql: &JsString,
+        a: &JsValue,
+        b: &JsValue,
+        c: &JsValue,
+        d: &JsValue,
+        e: &JsValue,
+    ) -> Result<RawCursor, JsValue>;
 
     /// A statement's cursor.
     #[wasm_bindgen(extends = Object)]
     pub(super) type RawCursor;
     #[wasm_bindgen(method, catch)]
     pub(super) fn raw(this: &RawCursor) -> Result<RawRows, JsValue>;
+    #[wasm_bindgen(method, catch, getter, js_name = rowsWritten)]
+    pub(super) fn rows_written(this: &RawCursor) -> Result<f64, JsValue>;
 
     /// A cursor's rows as arrays.
     #[wasm_bindgen(extends = Object)]
@@ -75,7 +123,7 @@ extern "C" {
     #[wasm_bindgen(method, catch, js_class = "TextEncoder")]
     pub(super) fn encode(
         this: &RawTextEncoder,
-        text: &js_sys::JsString,
+        text: &JsString,
     ) -> Result<js_sys::Uint8Array, JsValue>;
 
     /// A native body.

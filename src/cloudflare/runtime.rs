@@ -4,6 +4,7 @@
 //! stands still between I/O events. Nothing here may call `abort` or throw into WebAssembly.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -33,6 +34,44 @@ pub struct WorkerRuntime {
 pub struct DurableRuntime {
     worker: WorkerRuntime,
     storage: RawStorage,
+    barriers: Rc<Barriers>,
+}
+
+/// Who is told of durability, first come first told, and the two functions that tell: a pair for
+/// each barrier would cost more than the barrier.
+struct Barriers {
+    told: Rc<RefCell<VecDeque<Told>>>,
+    kept: Closure<dyn FnMut(JsValue)>,
+    broken: Closure<dyn FnMut(JsValue)>,
+}
+
+type Told = Box<dyn FnOnce(Result<()>)>;
+
+impl fmt::Debug for Barriers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Barriers")
+    }
+}
+
+impl Barriers {
+    fn new() -> Self {
+        let told = Rc::new(RefCell::new(VecDeque::<Told>::new()));
+        let next = |told: &Rc<RefCell<VecDeque<Told>>>| told.borrow_mut().pop_front();
+        let (on_kept, on_broken) = (Rc::clone(&told), Rc::clone(&told));
+        Self {
+            told,
+            kept: Closure::new(move |_| {
+                if let Some(told) = next(&on_kept) {
+                    told(Ok(()));
+                }
+            }),
+            broken: Closure::new(move |thrown| {
+                if let Some(told) = next(&on_broken) {
+                    told(done("sync", Err(thrown)));
+                }
+            }),
+        }
+    }
 }
 
 impl WorkerRuntime {
@@ -51,6 +90,7 @@ impl DurableRuntime {
         Self {
             worker: WorkerRuntime { context },
             storage,
+            barriers: Rc::new(Barriers::new()),
         }
     }
 }
@@ -124,6 +164,24 @@ impl ObjectRuntime for DurableRuntime {
     fn sync(&self) -> LocalBoxFuture<'static, Result<()>> {
         let promise = self.storage.sync();
         async move { done("sync", ffi::settled(promise).await) }.boxed_local()
+    }
+
+    fn once_durable(&self, told: Told) {
+        // Barriers of one object are passed in the order in which they were set.
+        self.barriers.told.borrow_mut().push_back(told);
+        let set = self.storage.sync_then().and_then(|promise| {
+            let [kept, broken] = [&self.barriers.kept, &self.barriers.broken];
+            promise.tell(
+                kept.as_ref().unchecked_ref(),
+                broken.as_ref().unchecked_ref(),
+            )
+        });
+        if let Err(thrown) = set {
+            let told = self.barriers.told.borrow_mut().pop_back();
+            if let Some(told) = told {
+                told(done("sync", Err(thrown)));
+            }
+        }
     }
 
     fn set_alarm(&self, at: Option<Timestamp>) -> LocalBoxFuture<'static, Result<()>> {

@@ -96,21 +96,23 @@ impl RusqliteDatabase {
 
 impl Database for RusqliteDatabase {
     fn query(&self, sql: &str, parameters: &[SqlValue]) -> Result<Vec<Vec<SqlValue>>> {
-        refuse_transaction_text(sql)?;
-        for value in parameters {
-            if let SqlValue::Integer(number) = value
-                && number.unsigned_abs() > MAX_SAFE_INTEGER
-            {
-                return Err(Error::internal(
-                    "an integer parameter is not below 2^53: store it as text",
-                ));
-            }
-        }
+        refuse(sql, parameters)?;
         self.rows(sql, parameters)
             .map_err(failed)?
             .into_iter()
             .map(|row| row.into_iter().collect())
             .collect()
+    }
+
+    fn write(&self, sql: &str, parameters: &[SqlValue]) -> Result<bool> {
+        refuse(sql, parameters)?;
+        self.connection
+            .prepare_cached(sql)
+            .and_then(|mut statement| {
+                statement.execute(params_from_iter(parameters.iter().map(Bound)))
+            })
+            .map(|rows| rows > 0)
+            .map_err(failed)
     }
 
     fn transaction(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
@@ -224,16 +226,27 @@ fn read(value: ValueRef<'_>) -> Result<SqlValue> {
             SqlValue::Integer(number as i64)
         }
         ValueRef::Real(number) => SqlValue::Real(number),
-        ValueRef::Text(bytes) => match std::str::from_utf8(bytes) {
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => match std::str::from_utf8(bytes) {
             Ok(text) => SqlValue::Text(text.to_owned()),
-            Err(_) => return Err(Error::internal("a text in the database is not UTF-8")),
+            Err(_) => {
+                return Err(Error::internal(
+                    "a cell is not UTF-8: store text, or read a blob as hex(column)",
+                ));
+            }
         },
-        ValueRef::Blob(_) => {
-            return Err(Error::internal(
-                "blobs cannot be read: store text, or read it as hex(column)",
-            ));
-        }
     })
+}
+
+/// Refuses what the platform would refuse.
+fn refuse(sql: &str, parameters: &[SqlValue]) -> Result<()> {
+    refuse_transaction_text(sql)?;
+    let is_too_large = |value: &SqlValue| matches!(value, SqlValue::Integer(number) if number.unsigned_abs() > MAX_SAFE_INTEGER);
+    if parameters.iter().any(is_too_large) {
+        return Err(Error::internal(
+            "an integer parameter is not below 2^53: store it as text",
+        ));
+    }
+    Ok(())
 }
 
 fn refuse_transaction_text(sql: &str) -> Result<()> {

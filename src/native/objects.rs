@@ -226,6 +226,17 @@ impl Database for LivingDatabase {
         self.database.query(sql, parameters)
     }
 
+    fn write(&self, sql: &str, parameters: &[SqlValue]) -> Result<bool> {
+        // Outside of a transaction it is a commit of its own.
+        self.tell(CommitMoment::Before);
+        self.check()?;
+        let written = self.database.write(sql, parameters);
+        if matches!(written, Ok(true)) {
+            self.tell(CommitMoment::After);
+        }
+        written
+    }
+
     fn transaction(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.tell(CommitMoment::Before);
         self.check()?;

@@ -13,10 +13,11 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
+use crate::error::Result;
 use crate::platform::{Level, Line, ObjectRuntime};
 use crate::protocol::ids::Sequence;
 use crate::protocol::sse;
-use crate::store::{Commit, Write};
+use crate::store::Commit;
 
 /// The most that is kept of the newest commits, in encoded bytes.
 const TAIL_BYTES: usize = 128 * 1024;
@@ -33,6 +34,9 @@ pub(super) struct Publisher {
     readers: Cell<usize>,
     life: Cell<Life>,
     tail: RefCell<Tail>,
+    /// Who goes on in the very moment in which all is durable.
+    #[cfg(feature = "bench")]
+    next: RefCell<Option<Box<dyn FnOnce()>>>,
 }
 
 /// How the life of the session stands that a publisher belongs to.
@@ -85,6 +89,8 @@ impl Publisher {
             readers: Cell::new(0),
             life: Cell::new(Life::Present),
             tail: RefCell::default(),
+            #[cfg(feature = "bench")]
+            next: RefCell::default(),
         })
     }
 
@@ -120,8 +126,8 @@ impl Publisher {
         if self.readers.get() > 0 {
             let mut tail = self.tail.borrow_mut();
             for write in &commit.writes {
-                if let Write::Chunks { first, chunks } = write {
-                    tail.push(*first, chunks);
+                if let Some((first, chunks)) = write.chunks() {
+                    tail.push(first, chunks);
                 }
             }
         }
@@ -134,28 +140,53 @@ impl Publisher {
         let (_, count) = self.committed.get();
         self.committed.set((last, count.wrapping_add(1)));
         if !self.syncing.replace(true) {
-            let this = self.clone();
-            self.runtime
-                .spawn(Box::pin(async move { this.sync().await }));
+            self.sync();
         }
     }
 
-    async fn sync(self: Rc<Self>) {
-        while self.durable.get() != self.committed.get() {
-            let covered = self.committed.get();
-            if let Err(error) = self.runtime.sync().await {
-                self.runtime.tell(&Line {
-                    level: Level::Error,
-                    event: "sync_failed",
-                    session: None,
-                    fields: &[("error", &error.message)],
-                });
-                break;
-            }
-            self.durable.set(covered);
-            self.wake();
+    /// Waits for what was committed so far to be durable; one barrier at a time.
+    fn sync(self: &Rc<Self>) {
+        let covered = self.committed.get();
+        let this = self.clone();
+        let told = move |outcome| this.synced(covered, outcome);
+        self.runtime.once_durable(Box::new(told));
+    }
+
+    fn synced(self: &Rc<Self>, covered: (Sequence, u64), outcome: Result<()>) {
+        if let Err(error) = outcome {
+            self.runtime.tell(&Line {
+                level: Level::Error,
+                event: "sync_failed",
+                session: None,
+                fields: &[("error", &error.message)],
+            });
+            self.syncing.set(false);
+            return;
         }
-        self.syncing.set(false);
+        self.durable.set(covered);
+        // The next barrier is on its way before anybody is told of this one.
+        if self.committed.get() == covered {
+            self.syncing.set(false);
+        } else {
+            self.sync();
+        }
+        self.wake();
+        #[cfg(feature = "bench")]
+        if self.is_settled()
+            && let Some(next) = self.next.take()
+        {
+            next();
+        }
+    }
+
+    /// Does `next` in the very moment in which all that was committed is durable.
+    #[cfg(feature = "bench")]
+    pub(super) fn once_settled(&self, next: Box<dyn FnOnce()>) {
+        if self.is_settled() {
+            next();
+        } else {
+            self.next.replace(Some(next));
+        }
     }
 
     fn wake(&self) {
@@ -238,7 +269,7 @@ impl Tail {
         let mut events = String::new();
         let mut last = first;
         for (sequence, chunk) in (first..).zip(chunks) {
-            sse::encode_chunk(&mut events, sequence, chunk);
+            sse::encode_line(&mut events, sequence, chunk);
             last = sequence;
         }
         self.bytes = self.bytes.saturating_add(events.len());

@@ -26,9 +26,12 @@ use crate::store::{PageLimit, Terminal};
 
 /// A page of a replay: large enough that a page is one cheap body part.
 const PAGE: PageLimit = PageLimit {
-    chunks: 500,
-    bytes: 256 * 1024,
+    chunks: 1_000,
+    bytes: 112 * 1024,
 };
+
+/// About the size of a chunk's event, to begin with.
+const A_CHUNK: usize = 288;
 
 /// Silence after which a comment is sent; it is also how a vanished reader is found.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -66,7 +69,13 @@ enum Stage {
 impl Producer {
     /// Answers `/sse` for an existing session of this object.
     pub(super) async fn sse(self: &Rc<Self>, query: SseQuery) -> Result<Response> {
-        if self.read(|session| session.record.status)? == Some(SessionStatus::Running) {
+        let (status, agent_type) = self
+            .read(|session| (session.record.status, session.record.agent_type.clone()))?
+            .ok_or_else(Error::not_found)?;
+        self.expect_room(&agent_type, self.publisher().readers())?;
+        // An execution that lives here has its watchdog: arming it for each reader would cost each
+        // of them a write to the disk.
+        if status == SessionStatus::Running && !self.is_executing() {
             self.kick().await?;
         }
         // Read after the wait: the session may have been deleted in it.
@@ -74,7 +83,6 @@ impl Producer {
             .read(|session| (session.record.clone(), query.from.sequence()))?
             .ok_or_else(Error::not_found)?;
         let publisher = self.publisher();
-        self.expect_room(&record.agent_type, publisher.readers())?;
         let truncated = ErrorFrame {
             run_id: None,
             code: Code::Truncated.as_str().into(),
@@ -284,22 +292,31 @@ impl Reader {
             self.cursor = last;
             return Ok(Some(events));
         }
-        let page = self.producer.store.chunks(self.cursor, durable, PAGE)?;
-        let Some((last, _)) = page.chunks.last() else {
-            return Ok(None);
-        };
-        let last = *last;
-        let size: usize = page
-            .chunks
-            .iter()
-            .map(|(_, chunk)| chunk.len().saturating_add(80))
-            .sum();
-        let mut text = String::with_capacity(size);
-        for (sequence, chunk) in &page.chunks {
-            sse::encode_chunk(&mut text, *sequence, chunk);
+        let before = self.cursor;
+        let mut last = before;
+        let mut text = String::with_capacity(self.capacity(durable));
+        let mut is_whole = true;
+        let store = &self.producer.store;
+        store.each_chunk(before, durable, PAGE, &mut |sequence, chunk| {
+            is_whole &= sequence == last.saturating_add(1);
+            last = sequence;
+            sse::encode_line(&mut text, sequence, chunk);
+        })?;
+        if !is_whole {
+            return Err(
+                Error::new(Code::InvalidStoredState, "Chunks of the log are missing.")
+                    .with_detail(format!("after sequence {before}")),
+            );
         }
         self.cursor = last;
-        Ok(Some(text.into()))
+        Ok((last > before).then(|| text.into()))
+    }
+
+    /// About the size of the next page.
+    fn capacity(&self, durable: Sequence) -> usize {
+        let chunks = usize::try_from(durable.saturating_sub(self.cursor)).unwrap_or(usize::MAX);
+        let about = chunks.saturating_mul(A_CHUNK);
+        about.min(PAGE.bytes.saturating_add(PAGE.bytes / 2))
     }
 
     /// The terminal frame of the latest run, once everything before it was sent and is durable.

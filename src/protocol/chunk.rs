@@ -312,6 +312,61 @@ impl Chunk {
     /// # Errors
     /// `INTERNAL` if a value cannot be written as JSON, which no value of ours does.
     pub fn to_json(&self) -> Result<String> {
-        serde_json::to_string(self).map_err(|e| Error::internal(format!("chunk: {e}")))
+        written(|out| {
+            let ChunkBody::TextDelta { delta } = &self.body else {
+                return serde_json::to_writer(out, self);
+            };
+            // Nearly all chunks are texts: this form costs half of what the general one does.
+            out.reserve(delta.len() + self.agent_id.len() + self.agent_type.len() + 112);
+            out.extend_from_slice(b"{\"type\":\"text_delta\",\"delta\":");
+            serde_json::to_writer(&mut *out, delta)?;
+            out.extend_from_slice(b",\"agentId\":");
+            serde_json::to_writer(&mut *out, &self.agent_id)?;
+            out.extend_from_slice(b",\"agentType\":");
+            serde_json::to_writer(&mut *out, &self.agent_type)?;
+            out.extend_from_slice(b",\"timestamp\":");
+            serde_json::to_writer(&mut *out, &self.timestamp)?;
+            out.extend_from_slice(b",\"step\":");
+            serde_json::to_writer(&mut *out, &self.step)?;
+            out.push(b'}');
+            Ok(())
+        })
+    }
+}
+
+/// What `write` writes, as text.
+fn written(write: impl FnOnce(&mut Vec<u8>) -> serde_json::Result<()>) -> Result<String> {
+    let mut out = Vec::new();
+    write(&mut out).map_err(|e| Error::internal(format!("chunk: {e}")))?;
+    String::from_utf8(out).map_err(|_| Error::internal("chunk: a text is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_text_is_written_as_every_other_chunk_is() {
+        for delta in [
+            "",
+            "plain",
+            "é \"quoted\" \\ and\nbroken\r\u{1}",
+            "{\"type\":\"x\"}",
+        ] {
+            let chunk = Chunk {
+                body: ChunkBody::TextDelta {
+                    delta: delta.to_owned(),
+                },
+                agent_id: "s-1".into(),
+                agent_type: "plan\"ner".into(),
+                timestamp: 1_700_000_000_000,
+                step: 3,
+            };
+            let text = chunk.to_json().unwrap();
+            assert_eq!(text, serde_json::to_string(&chunk).unwrap());
+            assert!(!text.contains(['\n', '\r']));
+        }
     }
 }

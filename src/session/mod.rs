@@ -252,6 +252,25 @@ impl Draft {
         self.writes.push(write);
     }
 
+    /// As [`Self::done`] where nothing of the session changed but its log: the cheapest commit.
+    fn appended(mut self) -> Transition {
+        let Some(first) = self.first.filter(|_| self.writes.is_empty()) else {
+            return self.done();
+        };
+        self.session.record.updated_at = self.now;
+        Transition {
+            next: self.session,
+            commit: Commit {
+                fence: self.fence,
+                writes: vec![Write::Append {
+                    first,
+                    chunks: self.chunks,
+                    at: self.now,
+                }],
+            },
+        }
+    }
+
     fn done(mut self) -> Transition {
         self.session.record.updated_at = self.now;
         let mut writes = vec![Write::Session(self.session.record.clone())];

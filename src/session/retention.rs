@@ -152,10 +152,16 @@ impl Transition {
     #[must_use]
     pub fn trimmed(mut self, floor: Sequence) -> Self {
         self.next.record.floor = floor;
+        let mut told = false;
         for write in &mut self.commit.writes {
             if let Write::Session(record) = write {
                 record.floor = floor;
+                told = true;
             }
+        }
+        if !told {
+            let record = self.next.record.clone();
+            self.commit.writes.insert(0, Write::Session(record));
         }
         self.commit.writes.push(Write::Trim { floor });
         self
@@ -165,14 +171,14 @@ impl Transition {
     #[must_use]
     pub fn log_afterwards(&self, mut stats: LogStats) -> LogStats {
         for write in &self.commit.writes {
-            if let Write::Chunks { first, chunks } = write {
+            if let Some((first, chunks)) = write.chunks() {
                 let size = |chunk: &String| u64::try_from(chunk.len()).unwrap_or(u64::MAX);
                 let sizes = chunks.iter().map(|chunk| size(chunk).saturating_add(1));
                 stats.bytes = sizes.fold(stats.bytes, u64::saturating_add);
                 let count = u64::try_from(chunks.len()).unwrap_or(u64::MAX);
                 stats.newest = first.saturating_add(count).saturating_sub(1);
                 if stats.oldest == 0 {
-                    stats.oldest = *first;
+                    stats.oldest = first;
                 }
             }
         }

@@ -193,7 +193,7 @@ impl Session {
                 staged: Vec::new(),
             }));
         }
-        Ok(draft.done())
+        Ok(draft.appended())
     }
 
     /// Commits the model's answer: from here on its calls survive.

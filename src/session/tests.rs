@@ -92,11 +92,8 @@ pub(super) fn chunks(transition: &Transition) -> Vec<Value> {
         .commit
         .writes
         .iter()
-        .filter_map(|write| match write {
-            Write::Chunks { chunks, .. } => Some(chunks),
-            _ => None,
-        })
-        .flatten()
+        .filter_map(Write::chunks)
+        .flat_map(|(_, chunks)| chunks)
         .map(|text| serde_json::from_str(text).unwrap())
         .collect()
 }
@@ -578,10 +575,7 @@ impl Observer {
             .commit
             .writes
             .iter()
-            .find_map(|write| match write {
-                Write::Chunks { first, .. } => Some(*first),
-                _ => None,
-            });
+            .find_map(|write| write.chunks().map(|(first, _)| first));
         if let Some(first) = first {
             assert_eq!(first, self.sequence + 1, "sequences go on without a gap");
         }

@@ -11,6 +11,7 @@
     reason = "the suite is made of assertions and runs in tests only"
 )]
 
+mod append;
 mod commits;
 mod deletion;
 mod log;
@@ -140,6 +141,18 @@ pub const CASES: &[Case] = &[
     any(
         "sequences are never issued twice nor skipped",
         log::sequences_are_never_issued_twice,
+    ),
+    any(
+        "a session follows a log that is appended to by itself",
+        append::the_session_follows_its_log,
+    ),
+    any(
+        "an append by itself is fenced and numbered",
+        append::an_append_is_fenced_and_numbered,
+    ),
+    any(
+        "an append by itself trusts no memory of the log",
+        append::an_append_trusts_no_memory,
     ),
     any(
         "a log of any shape reads back byte for byte as it grows",

@@ -1,4 +1,4 @@
-//! The chunk log: one row a commit, read in pages by sequence.
+//! The chunk log: one row a commit, one chunk a line, read in pages by sequence.
 //!
 //! Rows lie in three tables, see [`tail`]; readers see one log.
 //! `after` is exclusive and nobody adds or subtracts one elsewhere. A page never reads more of the
@@ -7,28 +7,39 @@
 mod tail;
 mod trim;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
+pub(super) use tail::{Hint, last};
 pub(super) use trim::{stats, trim};
 
 use super::rows::{Row, integer, malformed, text};
-use super::{ChunkPage, Database, PageLimit, SqlValue};
+use super::{Database, PageLimit, SqlValue};
 use crate::error::{Error, Result};
 use crate::protocol::chunk::RawChunk;
-use crate::protocol::ids::{MAX_SAFE_INTEGER, Sequence};
+use crate::protocol::ids::{MAX_SAFE_INTEGER, Sequence, Timestamp};
 use tail::Head;
 
 /// A commit's chunks are split over rows of about this many bytes.
 const ROW_BYTES: usize = 256 * 1024;
 
+/// This many rows are looked at first: packed ones fill a page with one or two.
+const ROWS_AT_FIRST: usize = 8;
+
 /// At most this many rows are looked at in one go.
-const ROWS_AT_ONCE: usize = 512;
+const ROWS_AT_ONCE: usize = 128;
 
 /// The tables of the log, by the number that stands for them in a query over all.
 const TABLES: [&str; 3] = ["ra_chunks", "ra_tail_0", "ra_tail_1"];
 
-/// Appends chunks and notes the children that they announce.
-pub(super) fn append(database: &dyn Database, first: Sequence, chunks: &[String]) -> Result<()> {
+/// Appends chunks and notes the children that they announce. Without a time they are as old as the
+/// session row's last change.
+pub(super) fn append(
+    database: &dyn Database,
+    hint: &Cell<Option<Hint>>,
+    first: Sequence,
+    chunks: &[String],
+    at: Option<Timestamp>,
+) -> Result<()> {
     if chunks.is_empty() {
         return Ok(());
     }
@@ -39,9 +50,10 @@ pub(super) fn append(database: &dyn Database, first: Sequence, chunks: &[String]
     let mut rest = chunks;
     while !rest.is_empty() {
         let (row, later) = rest.split_at(fitting(rest));
-        next = head.append(database, next, row)?;
+        next = head.append(database, next, row, at)?;
         rest = later;
     }
+    hint.set(head.hint());
     chunks
         .iter()
         .try_for_each(|chunk| announce(database, chunk))
@@ -51,32 +63,33 @@ pub(super) fn append(database: &dyn Database, first: Sequence, chunks: &[String]
 /// row again.
 pub(super) struct Rest {
     row: (Sequence, Sequence),
-    next: Sequence,
-    chunks: Vec<String>,
+    lines: Lines,
 }
 
-/// The chunks above `after`, up to and including `until`, within `limit`.
+/// Hands on the chunks above `after`, up to and including `until`, within `limit`.
 pub(super) fn page(
     database: &dyn Database,
     rest: &RefCell<Option<Rest>>,
     after: Sequence,
     until: Sequence,
     limit: PageLimit,
-) -> Result<ChunkPage> {
-    let mut page = ChunkPage::default();
+    each: &mut dyn FnMut(Sequence, &str),
+) -> Result<()> {
     let until = until.min(MAX_SAFE_INTEGER);
-    let mut bytes = 0;
+    let (mut count, mut bytes) = (0usize, 0usize);
     let mut reached = after;
-    while reached < until && page.chunks.len() < limit.chunks && bytes <= limit.bytes {
+    let mut at_once = ROWS_AT_FIRST;
+    while reached < until && count < limit.chunks && bytes <= limit.bytes {
         let left = PageLimit {
-            chunks: limit.chunks.saturating_sub(page.chunks.len()),
+            chunks: limit.chunks.saturating_sub(count),
             bytes: limit.bytes.saturating_sub(bytes),
         };
         let before = reached;
-        for row in rows(database, rest.take(), reached, until, left)? {
+        let (found, more) = rows(database, rest.take(), reached, until, left, at_once)?;
+        for mut row in found {
             // A page may begin above `after` (the retention floor), but has no gap inside.
-            if !page.chunks.is_empty() && row.first > reached.saturating_add(1) {
-                let key = row.first.to_string();
+            if count > 0 && row.lines.next > reached.saturating_add(1) {
+                let key = row.lines.next.to_string();
                 return Err(malformed(
                     table_at(row.place),
                     &key,
@@ -84,32 +97,34 @@ pub(super) fn page(
                     "chunks are missing before it",
                 ));
             }
-            let mut chunks = (row.first..).zip(row.chunks);
-            while let Some((sequence, chunk)) = chunks.next() {
+            loop {
+                if count >= limit.chunks || bytes > limit.bytes {
+                    if row.place == 0 && !row.lines.is_empty() {
+                        rest.replace(Some(Rest {
+                            row: row.span,
+                            lines: row.lines,
+                        }));
+                    }
+                    return Ok(());
+                }
+                let Some((sequence, chunk)) = row.lines.take() else {
+                    break;
+                };
                 if sequence <= reached || sequence > until {
                     continue;
                 }
-                if page.chunks.len() >= limit.chunks || bytes > limit.bytes {
-                    if row.place == 0 {
-                        let later = chunks.map(|(_, chunk)| chunk);
-                        rest.replace(Some(Rest {
-                            row: row.span,
-                            next: sequence,
-                            chunks: std::iter::once(chunk).chain(later).collect(),
-                        }));
-                    }
-                    return Ok(page);
-                }
                 bytes = bytes.saturating_add(chunk.len());
-                page.chunks.push((sequence, chunk));
+                count = count.saturating_add(1);
                 reached = sequence;
+                each(sequence, chunk);
             }
         }
-        if reached == before {
+        if reached == before || !more {
             break;
         }
+        at_once = ROWS_AT_ONCE;
     }
-    Ok(page)
+    Ok(())
 }
 
 /// Whether a chunk of the log announces this child with this type.
@@ -153,11 +168,20 @@ pub(super) fn follows_on(newest: Option<Sequence>, first: Sequence) -> Result<()
 
 /// Refuses what is not a JSON object on one line.
 pub(super) fn check(chunks: &[String]) -> Result<()> {
-    if chunks.iter().all(|chunk| looks_like_a_chunk(chunk)) {
+    let is_one_line = |chunk: &String| looks_like_a_chunk(chunk) && has_no_break(chunk);
+    if chunks.iter().all(is_one_line) {
         Ok(())
     } else {
         Err(Error::internal("a chunk must be a JSON object on one line"))
     }
+}
+
+/// As [`check`], for chunks that were joined to `body` already: one look at all of it.
+fn are_chunks(chunks: &[String], body: &str) -> bool {
+    let breaks = memchr::memchr2_iter(b'\n', b'\r', body.as_bytes()).count();
+    !chunks.is_empty()
+        && breaks == chunks.len().saturating_sub(1)
+        && chunks.iter().all(|chunk| looks_like_a_chunk(chunk))
 }
 
 /// How many of the first chunks share a row: always one, more while they are small.
@@ -171,7 +195,30 @@ fn fitting(chunks: &[String]) -> usize {
 }
 
 fn looks_like_a_chunk(chunk: &str) -> bool {
-    chunk.starts_with('{') && chunk.ends_with('}') && !chunk.contains('\n')
+    chunk.starts_with('{') && chunk.ends_with('}')
+}
+
+/// A stored chunk has neither of the characters that break a line, so that whoever sends it need
+/// not look for them.
+fn has_no_break(chunk: &str) -> bool {
+    memchr::memchr2(b'\n', b'\r', chunk.as_bytes()).is_none()
+}
+
+/// Whether a chunk may announce a child. One of ours says at its very beginning what it is.
+fn may_announce(chunk: &str) -> bool {
+    const OURS: &str = "{\"type\":\"";
+    match chunk
+        .strip_prefix(OURS)
+        .and_then(|rest| rest.split_once('"'))
+    {
+        Some((kind, _)) if !kind.contains('\\') => kind == "subagent_start",
+        _ => chunk.contains("subagent_start"),
+    }
+}
+
+/// Whether one of the chunks may announce a child.
+fn announces(chunks: &[String]) -> bool {
+    chunks.iter().any(|chunk| may_announce(chunk))
 }
 
 fn announce(database: &dyn Database, chunk: &str) -> Result<()> {
@@ -189,7 +236,7 @@ fn announce(database: &dyn Database, chunk: &str) -> Result<()> {
 /// The child, its type and the child from which the chunk came (empty when it is the session's
 /// own), if the chunk announces one.
 pub(super) fn announcement(chunk: &str) -> Result<Option<(String, String, String)>> {
-    if !chunk.contains("\"subagent_start\"") {
+    if !may_announce(chunk) {
         return Ok(None);
     }
     let chunk: RawChunk = serde_json::from_str(chunk)
@@ -213,9 +260,59 @@ struct LogRow {
     place: u64,
     /// The first and the last sequence of the row as it is stored.
     span: (Sequence, Sequence),
-    /// The sequence of the first of `chunks`.
-    first: Sequence,
-    chunks: Vec<String>,
+    lines: Lines,
+}
+
+/// The chunks of a row that were not taken yet, in one text.
+struct Lines {
+    text: String,
+    /// Where each line ends, the last one first.
+    ends: Vec<usize>,
+    begin: usize,
+    /// The sequence of the next.
+    next: Sequence,
+}
+
+impl Lines {
+    /// The chunks of a row's body, `first` being the first one's sequence, or why it is none.
+    fn of(text: String, first: Sequence, last: Sequence) -> Result<Self, &'static str> {
+        let mut ends = Vec::new();
+        let mut begin = 0;
+        for end in
+            memchr::memchr2_iter(b'\n', b'\r', text.as_bytes()).chain(std::iter::once(text.len()))
+        {
+            let line = text.get(begin..end).unwrap_or_default();
+            if !looks_like_a_chunk(line) {
+                return Err("a line is not a JSON object");
+            }
+            ends.push(end);
+            begin = end.saturating_add(1);
+        }
+        let count = u64::try_from(ends.len()).unwrap_or(u64::MAX);
+        if first.checked_add(count) != last.checked_add(1) {
+            return Err("not as many chunks as the row says");
+        }
+        ends.reverse();
+        Ok(Self {
+            text,
+            ends,
+            begin: 0,
+            next: first,
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    fn take(&mut self) -> Option<(Sequence, &str)> {
+        let end = self.ends.pop()?;
+        let line = self.text.get(self.begin..end).unwrap_or_default();
+        self.begin = end.saturating_add(1);
+        let sequence = self.next;
+        self.next = sequence.saturating_add(1);
+        Some((sequence, line))
+    }
 }
 
 /// The sizes of the rows from the one that holds the chunk `?1` on, up to `?2`. Each table is read
@@ -234,11 +331,12 @@ const SIZES: &str = "SELECT first_sequence, 0 AS place, last_sequence, bytes FRO
       AND first_sequence <= CAST(?2 AS INTEGER)
     ORDER BY first_sequence LIMIT CAST(?3 AS INTEGER)";
 
-const BODIES: &str = "SELECT first_sequence, 0 AS place, last_sequence, body FROM ra_chunks
+const BODIES: &str =
+    "SELECT first_sequence, 0 AS place, last_sequence, CAST(body AS BLOB) FROM ra_chunks
     WHERE first_sequence BETWEEN CAST(?1 AS INTEGER) AND CAST(?2 AS INTEGER)
-    UNION ALL SELECT first_sequence, 1, last_sequence, body FROM ra_tail_0
+    UNION ALL SELECT first_sequence, 1, last_sequence, CAST(body AS BLOB) FROM ra_tail_0
     WHERE first_sequence BETWEEN CAST(?1 AS INTEGER) AND CAST(?2 AS INTEGER)
-    UNION ALL SELECT first_sequence, 2, last_sequence, body FROM ra_tail_1
+    UNION ALL SELECT first_sequence, 2, last_sequence, CAST(body AS BLOB) FROM ra_tail_1
     WHERE first_sequence BETWEEN CAST(?1 AS INTEGER) AND CAST(?2 AS INTEGER)
     ORDER BY first_sequence";
 
@@ -260,23 +358,26 @@ fn table_at(place: u64) -> &'static str {
     }
 }
 
-/// The rows from the one that holds the chunk after `after` on, as many as `limit` may need.
+/// The rows from the one that holds the chunk after `after` on, as many as `limit` may need, and
+/// whether there may be more.
 fn rows(
     database: &dyn Database,
     rest: Option<Rest>,
     after: Sequence,
     until: Sequence,
     limit: PageLimit,
-) -> Result<Vec<LogRow>> {
+    at_once: usize,
+) -> Result<(Vec<LogRow>, bool)> {
     let start = after.saturating_add(1);
     // Two of the three tables may each give a row that ends before the start.
-    let at_once = limit.chunks.min(ROWS_AT_ONCE).saturating_add(2);
+    let at_once = limit.chunks.min(at_once).saturating_add(2);
     let at_once = u64::try_from(at_once).unwrap_or(u64::MAX);
     let sizes = database.query(
         SIZES,
         &[integer(start)?, integer(until)?, integer(at_once)?],
     )?;
-    let mut rest = rest.filter(|rest| rest.next == start);
+    let mut more = u64::try_from(sizes.len()).unwrap_or(u64::MAX) >= at_once;
+    let mut rest = rest.filter(|rest| rest.lines.next == start);
     let mut found = Vec::new();
     let mut range = None;
     let mut bytes = 0u64;
@@ -298,8 +399,7 @@ fn rows(
             Some(rest) if place == 0 && rest.row == (first, last) => found.push(LogRow {
                 place,
                 span: rest.row,
-                first: rest.next,
-                chunks: rest.chunks,
+                lines: rest.lines,
             }),
             _ => range = Some((range.map_or(first, |(lowest, _)| lowest), first)),
         }
@@ -308,6 +408,7 @@ fn rows(
             bytes = bytes.saturating_add(size);
         }
         if bytes > budget || last >= enough {
+            more = true;
             break;
         }
     }
@@ -316,7 +417,7 @@ fn rows(
             found.push(unpack(database, cells)?);
         }
     }
-    Ok(found)
+    Ok((found, more))
 }
 
 fn unpack(database: &dyn Database, cells: Vec<SqlValue>) -> Result<LogRow> {
@@ -325,12 +426,11 @@ fn unpack(database: &dyn Database, cells: Vec<SqlValue>) -> Result<LogRow> {
     let first = row.key_number("first_sequence")?;
     let place = row.whole("place")?;
     let last = row.whole("last_sequence")?;
-    let chunks = unpack_body(database, &mut row, first, last)?;
+    let lines = unpack_body(database, &mut row, first, last)?;
     Ok(LogRow {
         place,
         span: (first, last),
-        first,
-        chunks,
+        lines,
     })
 }
 
@@ -340,16 +440,8 @@ fn unpack_body(
     row: &mut Row,
     first: Sequence,
     last: Sequence,
-) -> Result<Vec<String>> {
+) -> Result<Lines> {
     let cell = row.text("body")?;
     let body = row.whole_text(database, "body", cell)?;
-    let chunks: Vec<String> = body.split('\n').map(str::to_owned).collect();
-    if !chunks.iter().all(|chunk| looks_like_a_chunk(chunk)) {
-        return Err(row.malformed("body", "a line is not a JSON object"));
-    }
-    let count = u64::try_from(chunks.len()).unwrap_or(u64::MAX);
-    if first.checked_add(count) != last.checked_add(1) {
-        return Err(row.malformed("body", "not as many chunks as the row says"));
-    }
-    Ok(chunks)
+    Lines::of(body, first, last).map_err(|reason| row.malformed("body", reason))
 }

@@ -217,6 +217,10 @@ impl Tables {
                 .runs
                 .put(record.run_id.as_str().to_owned(), record.clone()),
             Write::Chunks { first, chunks } => return self.append(*first, chunks),
+            Write::Append { first, chunks, at } => {
+                self.session_follows(*first, chunks, *at);
+                return self.append(*first, chunks);
+            }
             Write::Trim { floor } => return self.trim(*floor),
             Write::Checkpoint(record) => self.checkpoint.put((), record.clone()),
             Write::Message(record) => self.messages.append(record.clone()),
@@ -273,6 +277,18 @@ impl Tables {
         if let Some(first) = self.session.get(&()) {
             record.origin = first.origin.clone();
         }
+        self.session.put((), record);
+    }
+
+    /// The session's row follows a log that is appended to by itself.
+    fn session_follows(&mut self, first: Sequence, chunks: &[String], at: Timestamp) {
+        let Some(record) = self.session.get(&()).filter(|_| !chunks.is_empty()) else {
+            return;
+        };
+        let mut record = record.clone();
+        let count = u64::try_from(chunks.len()).unwrap_or(u64::MAX);
+        record.last_sequence = first.saturating_add(count).saturating_sub(1);
+        record.updated_at = record.updated_at.max(at);
         self.session.put((), record);
     }
 

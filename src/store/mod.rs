@@ -38,6 +38,17 @@ pub enum Write {
         /// Each chunk's JSON text, in order.
         chunks: Vec<String>,
     },
+    /// Appends chunks as [`Write::Chunks`] does, in a commit that changes nothing else of the
+    /// session row: its `last_sequence` and `updated_at` follow the log. Alone in a commit it is
+    /// the cheapest write there is.
+    Append {
+        /// The sequence of the first chunk.
+        first: Sequence,
+        /// Each chunk's JSON text, in order.
+        chunks: Vec<String>,
+        /// When, which becomes the session's `updated_at`.
+        at: Timestamp,
+    },
     /// Drops every chunk below this sequence, exactly. It must not be above the newest one. The
     /// session row's floor is written by a [`Write::Session`] of the same commit.
     Trim {
@@ -70,6 +81,19 @@ pub enum Write {
     DueHook(DueHook),
     /// Removes one: by its run and status.
     HookDone(DueHook),
+}
+
+impl Write {
+    /// The chunks that this write appends to the log, with the sequence of the first.
+    #[must_use]
+    pub fn chunks(&self) -> Option<(Sequence, &[String])> {
+        match self {
+            Self::Chunks { first, chunks } | Self::Append { first, chunks, .. } => {
+                Some((*first, chunks))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// Writes that belong together.
@@ -171,6 +195,21 @@ pub trait Store {
     /// The chunks above `after`, up to and including `until`, from the lowest on.
     fn chunks(&self, after: Sequence, until: Sequence, limit: PageLimit) -> Result<ChunkPage>;
 
+    /// As [`Store::chunks`], but hands each chunk on where it lies, in order: whoever copies them
+    /// anyway saves a copy of each. After an error what was handed on is no page.
+    fn each_chunk(
+        &self,
+        after: Sequence,
+        until: Sequence,
+        limit: PageLimit,
+        each: &mut dyn FnMut(Sequence, &str),
+    ) -> Result<()> {
+        for (sequence, chunk) in self.chunks(after, until, limit)?.chunks {
+            each(sequence, &chunk);
+        }
+        Ok(())
+    }
+
     /// What the log holds, with `spans` of its oldest stretches at most.
     fn log_stats(&self, spans: usize) -> Result<LogStats>;
 
@@ -235,7 +274,8 @@ pub enum SqlValue {
     Integer(i64),
     /// A floating-point number. A whole REAL may come back as an integer.
     Real(f64),
-    /// Text.
+    /// Text. A BLOB that is UTF-8 comes back as text as well: for a long one
+    /// `CAST(column AS BLOB)` is the cheapest way out of a Durable Object.
     Text(String),
 }
 
@@ -250,6 +290,19 @@ pub trait Database {
     /// # Errors
     /// `INTERNAL` with the database's words as detail.
     fn query(&self, sql: &str, parameters: &[SqlValue]) -> Result<Vec<Vec<SqlValue>>>;
+
+    /// Runs one statement that returns no rows and says whether it wrote any.
+    ///
+    /// # Errors
+    /// As [`Database::query`].
+    fn write(&self, sql: &str, parameters: &[SqlValue]) -> Result<bool> {
+        self.query(sql, parameters)?;
+        let changes = self.query("SELECT changes()", &[])?;
+        Ok(!matches!(
+            changes.first().map(Vec::as_slice),
+            Some([SqlValue::Integer(0)])
+        ))
+    }
 
     /// Runs `work` in a transaction (a savepoint when one is open): its error undoes all of it.
     ///

@@ -11,7 +11,7 @@ use super::rows::{Row, text};
 use super::{
     CheckpointRecord, Database, Epoch, IdempotencyRecord, MessageRecord, RunRecord, SessionRecord,
     StagedPatch, StepRecord, SubLocation, SubRemote, SubSessionRecord, SubStatus, ToolCall,
-    ToolCallRecord, ToolOutcome, UsageRecord,
+    ToolCallRecord, ToolOutcome, UsageRecord, log,
 };
 use crate::error::Result;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId};
@@ -38,7 +38,7 @@ pub(super) fn session(database: &dyn Database) -> Result<Option<SessionRecord>> 
         return Ok(None);
     };
     let mut row = Row::new("ra_session", cells);
-    Ok(Some(SessionRecord {
+    let mut record = SessionRecord {
         session_id: row.parsed("session_id", SessionId::parse)?,
         agent_type: row.parsed("agent_type", AgentType::parse)?,
         stream_id: row.parsed("stream_id", StreamId::parse)?,
@@ -57,7 +57,13 @@ pub(super) fn session(database: &dyn Database) -> Result<Option<SessionRecord>> 
         origin: Rc::new(row.json(database, "origin")?),
         created_at: row.whole("created_at")?,
         updated_at: row.whole("updated_at")?,
-    }))
+    };
+    // A commit that only appends leaves the row as it is: the log knows.
+    if let Some((sequence, at)) = log::last(database)? {
+        record.last_sequence = record.last_sequence.max(sequence);
+        record.updated_at = record.updated_at.max(at);
+    }
+    Ok(Some(record))
 }
 
 pub(super) fn run(database: &dyn Database, run_id: &str) -> Result<Option<RunRecord>> {

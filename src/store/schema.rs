@@ -80,7 +80,8 @@ const FIRST: Migration = Migration {
 /// `start_byte` is the size of all log before the row since the stream began, a line end after each
 /// chunk included, so that the size of any stretch is known from its two ends. `filled` is what the
 /// tail holds up to and including the row. The bodies stand last: nothing before them is read
-/// through them. Rows of version 1 count as written when their session last changed.
+/// through them. A commit that only appends leaves `ra_session` as it is, so its `last_sequence` and
+/// `updated_at` may be behind the newest row here. Rows of version 1 count as written when their session last changed.
 const LOG_IN_TAILS: Migration = Migration {
     version: 2,
     statements: &[

@@ -10,7 +10,7 @@ use super::schema::{self, MIGRATIONS, Stage};
 use super::{
     CheckpointRecord, ChunkPage, Commit, CommitError, Database, DeleteHook, DueHook, Epoch,
     IdempotencyRecord, LogStats, MessageRecord, PageLimit, RunRecord, SessionRecord, StepRecord,
-    Store, SubSessionRecord, ToolCallRecord, UsageRecord, due, log, read, write,
+    Store, SubSessionRecord, ToolCallRecord, UsageRecord, Write, due, log, read, write,
 };
 use crate::error::{Code, Error, Result};
 use crate::protocol::ids::Sequence;
@@ -24,6 +24,8 @@ pub struct SqlStore {
     /// What the last page left of its last row. Rows are told apart by their sequences, which a
     /// later life of the database issues again: a deletion forgets it.
     rest: RefCell<Option<log::Rest>>,
+    /// Where the log ends, as far as the last append knows.
+    end: Cell<Option<log::Hint>>,
 }
 
 impl SqlStore {
@@ -34,7 +36,25 @@ impl SqlStore {
             database,
             current: Cell::new(false),
             rest: RefCell::new(None),
+            end: Cell::new(None),
         }
+    }
+
+    /// A commit that only appends, in the one statement that it needs where nothing is in its way.
+    /// False, with nothing written, where something is: the ordinary commit tells what.
+    fn append_alone(&self, commit: &Commit) -> bool {
+        let (Some(epoch), [Write::Append { first, chunks, at }]) =
+            (commit.fence, commit.writes.as_slice())
+        else {
+            return false;
+        };
+        let Some(hint) = self.end.get().filter(|_| self.current.get()) else {
+            return false;
+        };
+        let appended = hint.append(&*self.database, epoch, *first, chunks, *at);
+        let end = appended.ok().flatten();
+        self.end.set(end);
+        end.is_some()
     }
 
     /// Reads, or gives the empty answer while nothing was ever stored.
@@ -89,6 +109,9 @@ impl SqlStore {
 
 impl Store for SqlStore {
     fn commit(&self, commit: &Commit) -> Result<(), CommitError> {
+        if self.append_alone(commit) {
+            return Ok(());
+        }
         let mut fenced = false;
         let outcome = self.database.transaction(&mut || {
             fenced = self.epoch_for_writing()? != commit.fence;
@@ -98,7 +121,7 @@ impl Store for SqlStore {
             commit
                 .writes
                 .iter()
-                .try_for_each(|one| write::apply(&*self.database, one))
+                .try_for_each(|one| write::apply(&*self.database, &self.end, one))
         });
         match outcome {
             Ok(()) => {
@@ -125,7 +148,25 @@ impl Store for SqlStore {
     }
 
     fn chunks(&self, after: Sequence, until: Sequence, limit: PageLimit) -> Result<ChunkPage> {
-        self.read(|database| log::page(database, &self.rest, after, until, limit))
+        let mut page = ChunkPage::default();
+        self.each_chunk(after, until, limit, &mut |sequence, chunk| {
+            page.chunks.push((sequence, chunk.to_owned()));
+        })?;
+        Ok(page)
+    }
+
+    fn each_chunk(
+        &self,
+        after: Sequence,
+        until: Sequence,
+        limit: PageLimit,
+        each: &mut dyn FnMut(Sequence, &str),
+    ) -> Result<()> {
+        let each = RefCell::new(each);
+        self.read(|database| {
+            let each = &mut **each.borrow_mut();
+            log::page(database, &self.rest, after, until, limit, each)
+        })
     }
 
     fn log_stats(&self, spans: usize) -> Result<LogStats> {
@@ -135,6 +176,7 @@ impl Store for SqlStore {
     fn delete_all(&self, own: DeleteHook<'_>) -> Result<()> {
         let database = &*self.database;
         self.rest.take();
+        self.end.take();
         database.transaction(&mut || {
             // A database of a later version is not ours to delete.
             schema::inspect(database, MIGRATIONS)?;

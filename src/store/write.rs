@@ -3,6 +3,8 @@
 //! Runs inside the commit's transaction only, so an error half-way undoes everything. Integers go
 //! through `CAST(? AS INTEGER)`, because the platform binds numbers as floating point.
 
+use std::cell::Cell;
+
 use serde::Serialize;
 
 use super::rows::{INLINE_BYTES, Place, clear_table, integer, optional, text, to_json};
@@ -19,12 +21,19 @@ const SESSION_INLINE_BYTES: usize = 4 * 1024;
 /// This many checkpoints are kept: the latest, and its neighbour to compare it with.
 const CHECKPOINTS_KEPT: u64 = 2;
 
-/// Does one write.
-pub(super) fn apply(database: &dyn Database, write: &Write) -> Result<()> {
+/// Does one write. `hint` is told where the log ends.
+pub(super) fn apply(
+    database: &dyn Database,
+    hint: &Cell<Option<log::Hint>>,
+    write: &Write,
+) -> Result<()> {
     match write {
         Write::Session(record) => session(database, record),
         Write::Run(record) => run(database, record),
-        Write::Chunks { first, chunks } => log::append(database, *first, chunks),
+        Write::Chunks { first, chunks } => log::append(database, hint, *first, chunks, None),
+        Write::Append { first, chunks, at } => {
+            log::append(database, hint, *first, chunks, Some(*at))
+        }
         Write::Trim { floor } => log::trim(database, *floor),
         Write::Checkpoint(record) => checkpoint(database, record),
         Write::Message(record) => message(database, record),
@@ -51,9 +60,6 @@ struct ToolCallBody<'a> {
 }
 
 fn session(database: &dyn Database, record: &SessionRecord) -> Result<()> {
-    let exists = !database
-        .query("SELECT 1 FROM ra_session WHERE id = 1", &[])?
-        .is_empty();
     let place = |column| Place {
         table: "ra_session",
         key: "1",
@@ -88,21 +94,20 @@ fn session(database: &dyn Database, record: &SessionRecord) -> Result<()> {
         integer(record.created_at)?,
         integer(record.updated_at)?,
     ];
-    if exists {
-        // The origin is fixed at the start; it may be large, so it is not written again.
-        return database
-            .query(
-                "UPDATE ra_session SET
-                    session_id = ?, agent_type = ?, stream_id = ?, status = ?, run_id = ?,
-                    epoch = CAST(? AS INTEGER), step_count = CAST(? AS INTEGER),
-                    last_sequence = CAST(? AS INTEGER), floor = CAST(? AS INTEGER),
-                    last_ordinal = CAST(? AS INTEGER), attempts = CAST(? AS INTEGER),
-                    stop = ?, output = ?, failure = ?,
-                    created_at = CAST(? AS INTEGER), updated_at = CAST(? AS INTEGER)
-                 WHERE id = 1",
-                &values,
-            )
-            .map(drop);
+    // The origin is fixed at the start; it may be large, so it is not written again.
+    let existed = database.write(
+        "UPDATE ra_session SET
+            session_id = ?, agent_type = ?, stream_id = ?, status = ?, run_id = ?,
+            epoch = CAST(? AS INTEGER), step_count = CAST(? AS INTEGER),
+            last_sequence = CAST(? AS INTEGER), floor = CAST(? AS INTEGER),
+            last_ordinal = CAST(? AS INTEGER), attempts = CAST(? AS INTEGER),
+            stop = ?, output = ?, failure = ?,
+            created_at = CAST(? AS INTEGER), updated_at = CAST(? AS INTEGER)
+         WHERE id = 1",
+        &values,
+    )?;
+    if existed {
+        return Ok(());
     }
     let origin = to_json(&*record.origin)?;
     values.push(place("origin").keep(database, origin, SESSION_INLINE_BYTES)?);

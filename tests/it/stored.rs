@@ -9,7 +9,7 @@ use remote_agents::native::LocalObjects;
 use remote_agents::protocol::frame::Frame;
 use remote_agents::protocol::ids::{AgentType, SessionId};
 use remote_agents::session::Retention;
-use remote_agents::store::{Database as _, SqlStore, Store as _};
+use remote_agents::store::{Database as _, SqlStore, SqlValue, Store as _};
 use remote_agents::{Agent, Agents};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -251,5 +251,38 @@ fn a_malformed_row_is_told_where_it_is_needed_and_nowhere_else() {
                     .unwrap();
             }
         }
+    });
+}
+
+#[test]
+fn a_log_with_a_row_missing_is_told_at_every_cursor_and_never_read_over() {
+    in_world(|| async {
+        let client = client(Retention::default());
+        start(&client, "s1").await;
+        client.settled("worker", "s1").await;
+        let all = sequences(&read(&client, "").await);
+        let session = SessionId::parse("s1").unwrap();
+        let database = client.objects.database(&session).unwrap();
+        let row = "SELECT first_sequence, last_sequence FROM ra_tail_0
+                   WHERE first_sequence > 20 ORDER BY first_sequence LIMIT 1";
+        let found = database.query(row, &[]).unwrap();
+        let [SqlValue::Integer(first), SqlValue::Integer(last)] = found[0][..] else {
+            panic!("{found:?}");
+        };
+        let (first, last) = (first.unsigned_abs(), last.unsigned_abs());
+        let delete = format!("DELETE FROM ra_tail_0 WHERE first_sequence = {first}");
+        database.query(&delete, &[]).unwrap();
+        client.objects.evict(&session).unwrap();
+        for from in 0..last {
+            let frames = read(&client, &format!("&fromSequence={from}")).await;
+            let Some(Frame::Error(error)) = frames.last() else {
+                panic!("from {from}: {frames:?}");
+            };
+            assert_eq!(error.code, "invalid_stored_state", "from {from}");
+            assert!(sequences(&frames).iter().all(|sequence| *sequence < first));
+        }
+        let rest = sequences(&read(&client, &format!("&fromSequence={last}")).await);
+        assert_eq!(rest.last(), all.last());
+        assert_eq!(rest.first(), Some(&(last + 1)));
     });
 }

@@ -57,7 +57,14 @@ fn integers_stay_integers_and_whole_reals_read_as_integers() {
             .query("SELECT ?", &[SqlValue::Integer(largest + 1)])
             .is_err()
     );
-    assert!(database.query("SELECT x'00'", &[]).is_err());
+    assert!(database.query("SELECT x'ff'", &[]).is_err());
+    assert_eq!(
+        database
+            .query("SELECT CAST('é' AS BLOB), typeof(CAST('é' AS BLOB))", &[])
+            .unwrap(),
+        [[SqlValue::Text("é".into()), SqlValue::Text("blob".into())]],
+        "a blob that is text reads as text"
+    );
 }
 
 #[test]
@@ -159,4 +166,41 @@ fn a_file_keeps_its_rows() {
     drop(again);
     std::fs::remove_dir_all(&directory).unwrap();
     assert_eq!(found, [7]);
+}
+
+#[test]
+fn a_write_says_whether_it_wrote() {
+    /// The same database with what every database does by itself.
+    struct Plain(RusqliteDatabase);
+    impl Database for Plain {
+        fn query(&self, sql: &str, parameters: &[SqlValue]) -> Result<Vec<Vec<SqlValue>>> {
+            self.0.query(sql, parameters)
+        }
+        fn transaction(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+            self.0.transaction(work)
+        }
+    }
+    for database in [
+        Box::new(memory()) as Box<dyn Database>,
+        Box::new(Plain(memory())),
+    ] {
+        let seven = [SqlValue::Integer(7)];
+        let insert = "INSERT OR IGNORE INTO t (k) VALUES (?)";
+        assert_eq!(database.write(insert, &seven), Ok(true));
+        assert_eq!(database.write(insert, &seven), Ok(false));
+        assert_eq!(
+            database.write("DELETE FROM t WHERE k > ?", &seven),
+            Ok(false)
+        );
+        assert_eq!(
+            database.write("DELETE FROM t WHERE k = ?", &seven),
+            Ok(true)
+        );
+        assert!(database.write("COMMIT", &[]).is_err());
+        assert!(
+            database
+                .write("INSERT INTO missing VALUES (1)", &[])
+                .is_err()
+        );
+    }
 }

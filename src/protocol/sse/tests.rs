@@ -78,9 +78,23 @@ fn a_stored_chunk_has_one_byte_form() {
         out,
         "event: chunk\nid: 7\ndata: {\"sequence\":7,\"chunk\":{\"type\":\"text_delta\",\"delta\":\"a\\nb\",\"n\":1.0,\"step\":1}}\n\n"
     );
-    let mut again = String::new();
-    encode_chunk(&mut again, 7, stored);
-    assert_eq!(out, again);
+    for sequence in [
+        1,
+        7,
+        9,
+        10,
+        99,
+        100,
+        4_294_967_296,
+        MAX_SAFE_INTEGER,
+        u64::MAX,
+    ] {
+        let mut out = String::from("before");
+        encode_chunk(&mut out, sequence, stored);
+        let mut again = String::from("before");
+        encode_line(&mut again, sequence, stored);
+        assert_eq!(out, again);
+    }
     // The same bytes come from a decoded frame, where the stored text is compact JSON.
     assert_eq!(encode_frame(&only_frame(&out)).unwrap(), out);
 }

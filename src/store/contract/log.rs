@@ -96,7 +96,7 @@ pub(super) fn sequences_are_never_issued_twice(subject: Subject<'_>) {
             "from {first}"
         );
     }
-    for bad in ["", "[]", "{\n}", "{\"a\":1}\n{\"b\":2}"] {
+    for bad in ["", "[]", "{\n}", "{\r}", "{\"a\":1}\n{\"b\":2}"] {
         let write = Write::Chunks {
             first: 3,
             chunks: vec![bad.into()],
@@ -143,16 +143,15 @@ pub(super) fn grown(
             .collect();
         let mut record = session(1, first + count - 1);
         record.updated_at = 1_000 + round;
-        write(
-            store,
-            vec![
-                Write::Session(record),
-                Write::Chunks {
-                    first,
-                    chunks: list.clone(),
-                },
-            ],
-        );
+        let chunks = list.clone();
+        // Both ways of appending, in turns of several commits each.
+        let writes = if round % 10 < 6 {
+            let at = record.updated_at;
+            vec![Write::Append { first, chunks, at }]
+        } else {
+            vec![Write::Session(record), Write::Chunks { first, chunks }]
+        };
+        write(store, writes);
         all.extend((first..).zip(list));
         seen(&all);
     }

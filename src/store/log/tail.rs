@@ -6,12 +6,12 @@
 //! as they were written, a commit packs one tail at most, and packing writes less than a quarter of
 //! a row for each that was appended: dropping the packed tail's table is not counted row by row.
 
-use super::{TABLES, table_of};
+use super::{TABLES, announces, are_chunks, table_of};
 use crate::error::Result;
-use crate::protocol::ids::Sequence;
+use crate::protocol::ids::{Sequence, Timestamp};
 use crate::store::rows::{INLINE_BYTES, Place, Row, integer, text};
 use crate::store::schema::{TAIL_0, TAIL_1};
-use crate::store::{Database, SqlValue};
+use crate::store::{Database, Epoch, SqlValue};
 
 /// A row of this many bytes wastes less than a tenth of the pages it takes.
 const WHOLE_BYTES: usize = 24 * 1024;
@@ -19,20 +19,23 @@ const WHOLE_BYTES: usize = 24 * 1024;
 /// A tail that holds this many bytes is full. With one more row it stays below eight packed rows.
 pub(super) const TAIL_BYTES: u64 = 960 * 1024;
 
-/// What a row of a tail counts beside its body: it bounds the rows of a tail.
+/// What a row of a tail counts beside its body: it bounds the rows of a tail. It stands in the
+/// statement that appends alone, too.
 const ROW_OVERHEAD: u64 = 64;
 
 /// The statements for one tail.
 struct Tail {
     place: u64,
     insert: &'static str,
+    append: &'static str,
+    stretches: &'static str,
     pack: &'static str,
     drop: &'static str,
     make: &'static str,
 }
 
 macro_rules! tail {
-    ($place:literal, $name:literal, $make:expr) => {
+    ($place:literal, $name:literal, $other:literal, $make:expr) => {
         Tail {
             place: $place,
             insert: concat!(
@@ -40,28 +43,61 @@ macro_rules! tail {
                 $name,
                 " (first_sequence, last_sequence, bytes, start_byte, committed_at, filled, body)
                  VALUES (CAST(? AS INTEGER), CAST(? AS INTEGER), CAST(? AS INTEGER),
-                    CAST(? AS INTEGER), COALESCE((SELECT updated_at FROM ra_session), 0),
+                    CAST(? AS INTEGER),
+                    COALESCE(CAST(? AS INTEGER), (SELECT updated_at FROM ra_session), 0),
                     CAST(? AS INTEGER), ?)"
             ),
+            // A commit in one statement: a row without a body is ignored, so what is not as it
+            // should be (the epoch, the newest row, its place) leaves everything as it was. Each
+            // parameter costs more than finding the newest row again.
+            append: concat!(
+                "INSERT OR IGNORE INTO ",
+                $name,
+                " (first_sequence, last_sequence, bytes, start_byte, committed_at, filled, body)
+                 VALUES (?1, ?2, octet_length(?4),
+                    (SELECT start_byte + bytes + 1 FROM ",
+                $name,
+                " ORDER BY first_sequence DESC LIMIT 1), ?3,
+                    (SELECT filled FROM ",
+                $name,
+                " ORDER BY first_sequence DESC LIMIT 1) + octet_length(?4) + 64,
+                    CASE WHEN (SELECT epoch FROM ra_session) = ?5
+                        AND (SELECT last_sequence FROM ",
+                $name,
+                " ORDER BY first_sequence DESC LIMIT 1) = ?1 - 1
+                        AND COALESCE((SELECT MAX(first_sequence) FROM ra_chunks), 0) < ?1
+                        AND COALESCE((SELECT MAX(first_sequence) FROM ",
+                $other,
+                "), 0) < ?1
+                    THEN ?4 END)"
+            ),
             // Rows without a gap between them and of one 128 KiB of the tail become one. A row that
-            // is not what it should be stays alone: it must not take its neighbours with it.
+            // is not what it should be stays alone: it must not take its neighbours with it. Bodies
+            // are not carried through this query: it would copy each several times.
+            stretches: concat!(
+                "SELECT MIN(first_sequence), MAX(first_sequence)
+                 FROM (SELECT first_sequence, filled,
+                          SUM(apart) OVER (ORDER BY first_sequence) AS stretch
+                       FROM (SELECT first_sequence, filled,
+                                first_sequence IS NOT LAG(last_sequence) OVER (ORDER BY first_sequence) + 1
+                                OR NOT sound
+                                OR NOT LAG(sound, 1, 1) OVER (ORDER BY first_sequence) AS apart
+                             FROM (SELECT first_sequence, last_sequence, filled,
+                                      octet_length(body) IS bytes AS sound
+                                   FROM ",
+                $name,
+                ")))
+                 GROUP BY stretch, filled / 131072 ORDER BY 1"
+            ),
             pack: concat!(
                 "INSERT INTO ra_chunks
                     (first_sequence, last_sequence, bytes, start_byte, committed_at, body)
                  SELECT MIN(first_sequence), MAX(last_sequence), SUM(bytes) + COUNT(*) - 1,
-                    MIN(start_byte), MAX(committed_at),
-                    group_concat(body, char(10) ORDER BY first_sequence)
-                 FROM (SELECT *, SUM(apart) OVER (ORDER BY first_sequence) AS stretch
-                       FROM (SELECT *, first_sequence IS NOT LAG(last_sequence) OVER (ORDER BY first_sequence) + 1
-                                OR NOT sound
-                                OR NOT LAG(sound, 1, 1) OVER (ORDER BY first_sequence) AS apart
-                             FROM (SELECT *, length(CAST(body AS BLOB)) IS bytes
-                                      AND length(body) - length(replace(body, char(10), ''))
-                                          IS last_sequence - first_sequence AS sound
-                                   FROM ",
+                    MIN(start_byte), MAX(committed_at), group_concat(body, char(10))
+                 FROM (SELECT * FROM ",
                 $name,
-                ")))
-                 GROUP BY stretch, filled / 131072"
+                " WHERE first_sequence BETWEEN CAST(? AS INTEGER) AND CAST(? AS INTEGER)
+                  ORDER BY first_sequence)"
             ),
             drop: concat!("DROP TABLE ", $name),
             make: $make,
@@ -69,7 +105,10 @@ macro_rules! tail {
     };
 }
 
-static TAILS: [Tail; 2] = [tail!(1, "ra_tail_0", TAIL_0), tail!(2, "ra_tail_1", TAIL_1)];
+static TAILS: [Tail; 2] = [
+    tail!(1, "ra_tail_0", "ra_tail_1", TAIL_0),
+    tail!(2, "ra_tail_1", "ra_tail_0", TAIL_1),
+];
 
 /// The newest rows, in one query: of the whole log and of each tail.
 const NEWEST: &str = "SELECT first_sequence, place, last_sequence, bytes, start_byte, filled FROM (
@@ -81,6 +120,78 @@ const NEWEST: &str = "SELECT first_sequence, place, last_sequence, bytes, start_
     UNION ALL SELECT first_sequence, place, last_sequence, bytes, start_byte, filled FROM (
         SELECT first_sequence, 2 AS place, last_sequence, bytes, start_byte, filled
         FROM ra_tail_1 ORDER BY first_sequence DESC LIMIT 1)";
+
+/// The newest row of all.
+const LAST: &str = "SELECT first_sequence, 0 AS place, last_sequence, committed_at FROM ra_chunks
+    UNION ALL SELECT first_sequence, 1, last_sequence, committed_at FROM ra_tail_0
+    UNION ALL SELECT first_sequence, 2, last_sequence, committed_at FROM ra_tail_1
+    ORDER BY first_sequence DESC LIMIT 1";
+
+/// The newest sequence and when it was committed, unless the log is empty.
+pub(in crate::store) fn last(database: &dyn Database) -> Result<Option<(Sequence, Timestamp)>> {
+    let Some(cells) = database.query(LAST, &[])?.into_iter().next() else {
+        return Ok(None);
+    };
+    let table = table_of(cells.get(1));
+    let mut row = Row::new(table, cells);
+    row.whole("place")?;
+    Ok(Some((
+        row.whole("last_sequence")?,
+        row.whole("committed_at")?,
+    )))
+}
+
+/// Where the next small row goes, as far as the last append knows. A hint: the statement that uses
+/// it looks whether it is so.
+#[derive(Clone, Copy)]
+pub(in crate::store) struct Hint {
+    tail: &'static Tail,
+    newest: Sequence,
+    filled: u64,
+}
+
+impl Hint {
+    /// Appends one small row in a commit of its own. False, with nothing written, where that cannot
+    /// be done: the ordinary commit then tells why or does it.
+    pub(in crate::store) fn append(
+        self,
+        database: &dyn Database,
+        epoch: Epoch,
+        first: Sequence,
+        chunks: &[String],
+        at: Timestamp,
+    ) -> Result<Option<Self>> {
+        if self.newest.checked_add(1) != Some(first) || self.filled >= TAIL_BYTES {
+            return Ok(None);
+        }
+        let body = chunks.join("\n");
+        if body.len() >= WHOLE_BYTES || !are_chunks(chunks, &body) || announces(chunks) {
+            return Ok(None);
+        }
+        let count = u64::try_from(chunks.len()).unwrap_or(u64::MAX);
+        let last = self.newest.saturating_add(count);
+        let bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
+        let filled = self
+            .filled
+            .saturating_add(bytes)
+            .saturating_add(ROW_OVERHEAD);
+        let values = [
+            integer(first)?,
+            integer(last)?,
+            integer(at)?,
+            text(body),
+            integer(epoch)?,
+        ];
+        if !database.write(self.tail.append, &values)? {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            newest: last,
+            filled,
+            ..self
+        }))
+    }
+}
 
 /// The end of the log, as appending needs it.
 pub(super) struct Head {
@@ -146,6 +257,7 @@ impl Head {
         database: &dyn Database,
         first: Sequence,
         chunks: &[String],
+        at: Option<Timestamp>,
     ) -> Result<Sequence> {
         let count = u64::try_from(chunks.len()).unwrap_or(u64::MAX);
         let next = first.saturating_add(count);
@@ -157,6 +269,7 @@ impl Head {
             integer(last)?,
             integer(bytes)?,
             integer(self.next_byte)?,
+            at.map_or(Ok(SqlValue::Null), integer)?,
         ];
         if body.len() >= WHOLE_BYTES {
             values.push(whole_body(database, first, body)?);
@@ -164,7 +277,8 @@ impl Head {
                 "INSERT INTO ra_chunks
                     (first_sequence, last_sequence, bytes, start_byte, committed_at, body)
                  VALUES (CAST(? AS INTEGER), CAST(? AS INTEGER), CAST(? AS INTEGER),
-                    CAST(? AS INTEGER), COALESCE((SELECT updated_at FROM ra_session), 0), ?)",
+                    CAST(? AS INTEGER),
+                    COALESCE(CAST(? AS INTEGER), (SELECT updated_at FROM ra_session), 0), ?)",
                 &values,
             )?;
         } else {
@@ -184,6 +298,17 @@ impl Head {
         Ok(next)
     }
 
+    /// What the next append of a small row may rely on: the newest row must be in the tail that is
+    /// being filled.
+    pub(super) fn hint(&self) -> Option<Hint> {
+        let newest = self.newest?;
+        (self.current.newest == self.newest).then_some(Hint {
+            tail: self.current.tail,
+            newest,
+            filled: self.current.filled,
+        })
+    }
+
     /// Turns to the other tail when this one is full, once what was in it is packed.
     fn make_room(&mut self, database: &dyn Database) -> Result<()> {
         if self.current.filled < TAIL_BYTES {
@@ -191,7 +316,10 @@ impl Head {
         }
         let older = &mut self.other;
         if older.newest.is_some() {
-            for statement in [older.tail.pack, older.tail.drop, older.tail.make] {
+            for stretch in database.query(older.tail.stretches, &[])? {
+                database.query(older.tail.pack, &stretch)?;
+            }
+            for statement in [older.tail.drop, older.tail.make] {
                 database.query(statement, &[])?;
             }
         }

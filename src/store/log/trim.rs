@@ -117,11 +117,13 @@ fn cut(database: &dyn Database, floor: Sequence) -> Result<()> {
         let last = row.whole("last_sequence")?;
         let bytes = row.whole("bytes")?;
         let start_byte = row.whole("start_byte")?;
-        let lines = unpack_body(database, &mut row, first, last)?;
-        let kept: Vec<String> = (first..)
-            .zip(lines)
-            .filter_map(|(sequence, line)| (sequence >= floor).then_some(line))
-            .collect();
+        let mut lines = unpack_body(database, &mut row, first, last)?;
+        let mut kept = Vec::new();
+        while let Some((sequence, line)) = lines.take() {
+            if sequence >= floor {
+                kept.push(line.to_owned());
+            }
+        }
         let body = kept.join("\n");
         let left = u64::try_from(body.len()).unwrap_or(u64::MAX);
         let begins = start_byte.saturating_add(bytes.saturating_sub(left));

@@ -128,13 +128,8 @@ async fn begin(producer: &Rc<Producer>, session: &str) -> Result<()> {
 /// Appends `commits` times `per` chunks; waits until they may be read after every `each` commits.
 async fn append(producer: &Rc<Producer>, asked: &Asked, each: u64) -> Result<serde_json::Value> {
     let started = worker::Date::now().as_millis();
-    for commit in 1..=asked.commits {
-        producer.append(vec![asked.text.clone(); asked.per])?;
-        if commit % each == 0 {
-            producer.durable().await;
-        }
-    }
-    producer.durable().await;
+    let deltas = vec![asked.text.clone(); asked.per];
+    producer.append_all(asked.commits, deltas, each).await?;
     let ms = worker::Date::now().as_millis().saturating_sub(started);
     Ok(json!({"ms": ms, "last": producer.last_sequence()?}))
 }
