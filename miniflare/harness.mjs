@@ -39,6 +39,7 @@ const WORKERD = createRequire(import.meta.url)("workerd").default;
  * @property {{producer?: number, consumer?: number}} [ports]  Default: free ones.
  * @property {{producer?: object, consumer?: object}} [vars]   Added to the variables of `wrangler.toml`.
  * @property {boolean} [assets]   `false` leaves the static files out.
+ * @property {("producer" | "consumer")[]} [roles]  Which of the two run. Default: both. A consumer needs its producer.
  * @property {ExtraWorker[]} [extra]
  * @property {string} [producerVia]  An extra Worker that stands between the consumer and its `PRODUCER` binding. Give
  *                                   it a service to the producer with the props itself.
@@ -123,13 +124,13 @@ class Workers {
   async #start() {
     process.env.MINIFLARE_WORKERD_PATH = WORKERD;
     const earlier = new Set(childPids().map(({ pid }) => pid));
-    for (const name of [...ROLES, ...this.#extra.map((worker) => worker.name)]) {
+    for (const name of [...this.#roles, ...this.#extra.map((worker) => worker.name)]) {
       this.#ports[name] ??= await freePort();
     }
     const miniflare = new Miniflare(this.#miniflareOptions());
     try {
       await miniflare.ready;
-      for (const name of [...ROLES, ...this.#extra.map((worker) => worker.name)]) {
+      for (const name of [...this.#roles, ...this.#extra.map((worker) => worker.name)]) {
         const url = await miniflare.unsafeGetDirectURL(this.#workerName(name));
         this.urls[name] = url.origin;
       }
@@ -186,6 +187,10 @@ class Workers {
       .map((entry) => join(entry.parentPath, entry.name));
   }
 
+  get #roles() {
+    return this.#options.roles ?? ROLES;
+  }
+
   get #extra() {
     return this.#options.extra ?? [];
   }
@@ -193,7 +198,7 @@ class Workers {
   get #classes() {
     const ofRole = (role) => this.#environment(role).durable_objects.bindings.map(({ class_name: className }) => [role, className]);
     const ofExtra = ({ name, objects = {} }) => Object.values(objects).map((className) => [name, className]);
-    return [...ROLES.flatMap(ofRole), ...this.#extra.flatMap(ofExtra)].map(([role, className]) => ({
+    return [...this.#roles.flatMap(ofRole), ...this.#extra.flatMap(ofExtra)].map(([role, className]) => ({
       role,
       className,
       key: `${this.#workerName(role)}-${className}`,
@@ -220,7 +225,7 @@ class Workers {
       handleRuntimeStdio: (...streams) => {
         for (const input of streams) createInterface({ input }).on("line", (line) => this.#log(line));
       },
-      workers: [...ROLES.map((role) => this.#workerOptions(role)), ...this.#extra.map((worker) => this.#extraOptions(worker))],
+      workers: [...this.#roles.map((role) => this.#workerOptions(role)), ...this.#extra.map((worker) => this.#extraOptions(worker))],
     };
   }
 

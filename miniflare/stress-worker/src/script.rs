@@ -16,7 +16,7 @@ use remote_agents::protocol::usage::Tokens;
 use remote_agents::store::MessageRecord;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use worker::Delay;
+use worker::{Delay, console_log};
 
 /// Characters of a piece in which results are told.
 const PIECE: usize = 48;
@@ -165,10 +165,11 @@ fn ended(reason: StopReason) -> [Event; 2] {
     [Ok(ModelEvent::Usage(tokens)), Ok(ModelEvent::Stop(reason))]
 }
 
-/// One event after the other, each a commit of its own.
+/// One event after the other, each a commit of its own; the log tells how far the answer is.
 fn paced(events: Vec<Event>) -> ModelStream {
     Box::pin(stream::iter(events).then(|event| async {
         turn_over().await;
+        console_log!(r#"{{"event":"said"}}"#);
         event
     }))
 }

@@ -13,9 +13,9 @@ export function stressWorker(name = "stress", services = {}) {
   return { name, built: "miniflare/stress-worker", objects: { OBJECTS: CLASS }, services };
 }
 
-/** Both Workers and `extra`, with the mounts of the stress Worker at hand. */
-export async function startStress({ extra = [stressWorker()], ...options } = {}) {
-  const workers = await startWorkers({ ...options, extra });
+/** `extra` alone, unless `roles` names others, with the mounts of the stress Worker at hand. */
+export async function startStress({ extra = [stressWorker()], roles = [], ...options } = {}) {
+  const workers = await startWorkers({ ...options, roles, extra });
   return {
     workers,
     mount: (name = "stress") => new Mount(workers.urls[name], "/agents", "stress"),
@@ -23,16 +23,23 @@ export async function startStress({ extra = [stressWorker()], ...options } = {})
   };
 }
 
+/** By the list of lines: how many of them were read, and the events among those. */
+const read = new WeakMap();
+
 /** What the library and the Workers have logged as JSON, over all restarts. */
-export function eventsOf(workers) {
-  return workers.logs.flatMap((line) => {
-    if (!line.startsWith("{")) return [];
+export function eventsOf({ logs }) {
+  const known = read.get(logs) ?? { lines: 0, events: [] };
+  for (; known.lines < logs.length; known.lines += 1) {
+    const line = logs[known.lines];
+    if (!line.startsWith("{")) continue;
     try {
-      return [JSON.parse(line)];
+      known.events.push(JSON.parse(line));
     } catch {
-      return []; // A line that was cut off by a crash.
+      // A line that was cut off by a crash.
     }
-  });
+  }
+  read.set(logs, known);
+  return known.events;
 }
 
 /** Waits until a session's run has settled, by the log alone: nothing is asked, nothing is woken. */
