@@ -28,13 +28,15 @@ pub(crate) struct Follower;
 #[serde(rename_all = "snake_case")]
 enum Script {
     /// One answer of `chunks` numbered texts of `bytes` bytes each, `per` at once, with a wait of
-    /// `every` milliseconds between.
+    /// `every` milliseconds between; as reasoning, which is no part of the output, if asked for.
     Say {
         chunks: usize,
         per: usize,
         bytes: usize,
         #[serde(default)]
         every: u64,
+        #[serde(default)]
+        reasoning: bool,
     },
     /// As many steps, each with a note that takes `takes` milliseconds, and a last word.
     Steps { count: usize, takes: u64 },
@@ -80,7 +82,18 @@ impl LanguageModel for Follower {
                 per,
                 bytes,
                 every,
-            }) => say(chunks, per, bytes, every),
+                reasoning,
+            }) => say(chunks, per, every, move |number| {
+                let text = format!("{number:.<bytes$}");
+                if reasoning {
+                    ModelEvent::Reasoning {
+                        content: text,
+                        is_complete: false,
+                    }
+                } else {
+                    ModelEvent::TextDelta(text)
+                }
+            }),
             Some(Script::Steps { count, takes }) if done < count => {
                 let arguments = json!({ "takes": takes });
                 paced(calls([(
@@ -174,13 +187,18 @@ fn paced(events: Vec<Event>) -> ModelStream {
     }))
 }
 
-/// Numbered texts in batches.
-fn say(chunks: usize, per: usize, bytes: usize, every: u64) -> ModelStream {
+/// Numbered pieces in batches.
+fn say(
+    chunks: usize,
+    per: usize,
+    every: u64,
+    piece: impl Fn(usize) -> ModelEvent + 'static,
+) -> ModelStream {
     let per = per.max(1);
     let batches = (0..chunks.div_ceil(per)).map(move |batch| {
         let first = batch.saturating_mul(per);
         (first..chunks.min(first.saturating_add(per)))
-            .map(|number| Ok(ModelEvent::TextDelta(format!("{number:.<bytes$}"))))
+            .map(|number| Ok(piece(number)))
             .collect::<Vec<Event>>()
     });
     Box::pin(
