@@ -125,7 +125,7 @@ fn agents(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
                 "Does as its script says.",
                 AgentType::parse(AGENT)?,
                 SubLocation::Remote,
-                transport,
+                Rc::new(transport),
             )
             .with_input::<Asked>(),
         );
@@ -140,7 +140,7 @@ fn agents(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
                 "Researches a topic.",
                 planner,
                 SubLocation::Remote,
-                transport,
+                Rc::new(transport),
             )
             .with_input::<Asked>()
             .with_initial_state(hand_down),
