@@ -39,6 +39,7 @@ const WORKERD = createRequire(import.meta.url)("workerd").default;
  * @property {{producer?: number, consumer?: number}} [ports]  Default: free ones.
  * @property {{producer?: object, consumer?: object}} [vars]   Added to the variables of `wrangler.toml`.
  * @property {boolean} [assets]   `false` leaves the static files out.
+ * @property {("producer" | "consumer")[]} [roles]  Which of the two run. Default: both. A consumer needs its producer.
  * @property {ExtraWorker[]} [extra]
  * @property {string} [producerVia]  An extra Worker that stands between the consumer and its `PRODUCER` binding. Give
  *                                   it a service to the producer with the props itself.
@@ -87,7 +88,7 @@ class Workers {
   #miniflare;
   #ownsData;
   #ports;
-  #earlier = new Set();
+  #pids = [];
 
   /** @param {Options} options */
   constructor(options) {
@@ -116,16 +117,20 @@ class Workers {
   }
 
   /** Starts again on the same data and the same ports, after `kill`. */
-  async start() {
+  start() {
+    return oneAtATime(() => this.#start());
+  }
+
+  async #start() {
     process.env.MINIFLARE_WORKERD_PATH = WORKERD;
-    this.#earlier = new Set(childPids().map(({ pid }) => pid));
-    for (const name of [...ROLES, ...this.#extra.map((worker) => worker.name)]) {
+    const earlier = new Set(childPids().map(({ pid }) => pid));
+    for (const name of [...this.#roles, ...this.#extra.map((worker) => worker.name)]) {
       this.#ports[name] ??= await freePort();
     }
     const miniflare = new Miniflare(this.#miniflareOptions());
     try {
       await miniflare.ready;
-      for (const name of [...ROLES, ...this.#extra.map((worker) => worker.name)]) {
+      for (const name of [...this.#roles, ...this.#extra.map((worker) => worker.name)]) {
         const url = await miniflare.unsafeGetDirectURL(this.#workerName(name));
         this.urls[name] = url.origin;
       }
@@ -135,6 +140,9 @@ class Workers {
       throw error;
     }
     this.#miniflare = miniflare;
+    this.#pids = childPids()
+      .filter(({ pid, name }) => name.startsWith("workerd") && !earlier.has(pid))
+      .map(({ pid }) => pid);
   }
 
   /** Kills workerd at once, as a crash does: nothing is flushed, every connection breaks. `start` brings it back. */
@@ -154,18 +162,12 @@ class Workers {
     if (this.#ownsData) rmSync(this.data, { recursive: true, force: true });
   }
 
-  /**
-   * The process ids of workerd: one, none after `kill`. They are told from those of other `Workers` in this program by
-   * what ran before `start`, so do not start two at the same moment.
-   */
+  /** The process ids of workerd: one, none after `kill`. */
   workerdPids() {
-    if (!this.#miniflare) return [];
-    return childPids()
-      .filter(({ pid, name }) => name.startsWith("workerd") && !this.#earlier.has(pid))
-      .map(({ pid }) => pid);
+    return this.#miniflare ? this.#pids : [];
   }
 
-  /** The objects' databases on disk: `{role, className, path}` each. */
+  /** The objects' databases on disk: `{role, className, path}` each; the role of an extra Worker's is its name. */
   databases() {
     return this.dataFiles()
       .filter((path) => path.endsWith(".sqlite"))
@@ -185,18 +187,22 @@ class Workers {
       .map((entry) => join(entry.parentPath, entry.name));
   }
 
+  get #roles() {
+    return this.#options.roles ?? ROLES;
+  }
+
   get #extra() {
     return this.#options.extra ?? [];
   }
 
   get #classes() {
-    return ROLES.flatMap((role) =>
-      this.#environment(role).durable_objects.bindings.map(({ class_name: className }) => ({
-        role,
-        className,
-        key: `${this.#workerName(role)}-${className}`,
-      })),
-    );
+    const ofRole = (role) => this.#environment(role).durable_objects.bindings.map(({ class_name: className }) => [role, className]);
+    const ofExtra = ({ name, objects = {} }) => Object.values(objects).map((className) => [name, className]);
+    return [...this.#roles.flatMap(ofRole), ...this.#extra.flatMap(ofExtra)].map(([role, className]) => ({
+      role,
+      className,
+      key: `${this.#workerName(role)}-${className}`,
+    }));
   }
 
   #environment(role) {
@@ -219,7 +225,7 @@ class Workers {
       handleRuntimeStdio: (...streams) => {
         for (const input of streams) createInterface({ input }).on("line", (line) => this.#log(line));
       },
-      workers: [...ROLES.map((role) => this.#workerOptions(role)), ...this.#extra.map((worker) => this.#extraOptions(worker))],
+      workers: [...this.#roles.map((role) => this.#workerOptions(role)), ...this.#extra.map((worker) => this.#extraOptions(worker))],
     };
   }
 
@@ -306,6 +312,14 @@ class Workers {
     this.#miniflare = undefined;
     await miniflare?.dispose();
   }
+}
+
+/** One start after the other: what a start adds to this program's children is then its own. */
+let turn = Promise.resolve();
+function oneAtATime(work) {
+  const done = turn.then(work);
+  turn = done.catch(() => {});
+  return done;
 }
 
 /** SQLite-backed classes by binding, as Miniflare wants them. */

@@ -52,6 +52,18 @@ pub trait ObjectRuntime: Runtime {
 
     /// Arms the object's one alarm for `at`, or disarms it.
     fn set_alarm(&self, at: Option<Timestamp>) -> LocalBoxFuture<'static, Result<()>>;
+
+    /// Whether this instance is about to be replaced by a fresh one: it answers, but it must begin
+    /// nothing. Default: no.
+    fn is_leaving(&self) -> bool {
+        false
+    }
+
+    /// Whether the object's last execution was ended by the fault of another object; told once.
+    /// Default: no.
+    fn was_cut_by_another(&self) -> bool {
+        false
+    }
 }
 
 /// How important a log line is.

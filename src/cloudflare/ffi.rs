@@ -212,3 +212,10 @@ pub(super) fn forget(promise: Result<Promise, JsValue>) {
         });
     }
 }
+
+/// The id of a context's object as text.
+pub(super) fn object_id(context: &RawContext) -> Result<JsValue, JsValue> {
+    let id = Reflect::get(context, &"id".into())?;
+    let to_string = Reflect::get(&id, &"toString".into())?.dyn_into::<Function>()?;
+    to_string.call0(&id)
+}

@@ -37,7 +37,8 @@ pub fn variable(env: &worker::Env, name: &str) -> Option<String> {
 /// Makes a panic in an object that has no [`ObjectHost`] answer 500 instead of leaving its
 /// requests open for ever. To be called by the object's constructor.
 pub fn guard_panics(state: &worker::State) {
-    panics::guard(&JsValue::from(state.as_raw()).unchecked_into());
+    // Such an object has no execution that could be begun too soon.
+    let _ = panics::guard(&JsValue::from(state.as_raw()).unchecked_into());
 }
 
 /// A request's head as the library reads it, for routes of a Worker's own.

@@ -60,7 +60,7 @@ impl ObjectHost {
         agents: impl FnOnce(&worker::Env, Rc<dyn Runtime>) -> Result<Agents>,
     ) -> Self {
         let context: RawContext = JsValue::from(state._inner()).unchecked_into();
-        panics::guard(&context);
+        let standing = panics::guard(&context);
         console::install();
         let storage = match context.storage() {
             Ok(storage) => storage,
@@ -72,7 +72,7 @@ impl ObjectHost {
                 };
             }
         };
-        let runtime = Rc::new(DurableRuntime::new(context, storage.clone()));
+        let runtime = Rc::new(DurableRuntime::new(context, storage.clone(), standing));
         let producer = DurableDatabase::new(storage).and_then(|database| {
             let store = Rc::new(SqlStore::new(Rc::new(database) as Rc<dyn Database>));
             let agents = agents(env, Rc::clone(&runtime) as Rc<dyn Runtime>)?;

@@ -11,7 +11,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use js_sys::Reflect;
+use js_sys::{Reflect, Set};
 use wasm_bindgen::{JsCast as _, JsValue};
 
 use super::ffi::{self, RawContext, RawFunction, RawWeakRef};
@@ -21,6 +21,19 @@ use crate::platform::Level;
 /// The property of a context that says that an object was built on it before.
 const BUILT: &str = "__remote_agents_built";
 
+/// The global set of the ids of objects that another object's panic has cut off. It is the
+/// isolate's, so that it outlives the instance.
+const VICTIMS: &str = "__remote_agents_victims";
+
+/// How an object stands after [`guard`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// On a context of its own.
+    Sound,
+    /// On a context that is aborted in a moment.
+    Leaving,
+}
+
 thread_local! {
     /// The contexts of this instance's objects; weak, so that an evicted object goes.
     static CONTEXTS: RefCell<Vec<RawWeakRef>> = const { RefCell::new(Vec::new()) };
@@ -29,7 +42,7 @@ thread_local! {
 }
 
 /// Takes both measures for an object. To be called first when it is built.
-pub(super) fn guard(context: &RawContext) {
+pub(super) fn guard(context: &RawContext) -> Standing {
     if !HOOKED.replace(true) {
         // The hook before ours is the worker crate's, which marks the instance for replacement.
         let previous = std::panic::take_hook();
@@ -57,11 +70,18 @@ pub(super) fn guard(context: &RawContext) {
             Level::Warn,
             &"the instance was replaced after a panic; requests that it left open are ended",
         );
-        if let Err(thrown) = abort_later(context) {
+        if let Err(thrown) = remember_victim(context) {
             log(
+                Level::Warn,
+                &format_args!("panic guard: {}", ffi::message(&thrown)),
+            );
+        }
+        match abort_later(context) {
+            Ok(()) => return Standing::Leaving,
+            Err(thrown) => log(
                 Level::Error,
                 &format_args!("abort: {}", ffi::message(&thrown)),
-            );
+            ),
         }
     } else if let Err(thrown) = Reflect::set(context, &built, &JsValue::TRUE) {
         log(
@@ -69,6 +89,31 @@ pub(super) fn guard(context: &RawContext) {
             &format_args!("panic guard: {}", ffi::message(&thrown)),
         );
     }
+    Standing::Sound
+}
+
+/// Whether the object of this context was cut off by another one's panic; told once.
+pub(super) fn forgive(context: &RawContext) -> bool {
+    let forgiven = || -> Result<bool, JsValue> { Ok(victims()?.delete(&ffi::object_id(context)?)) };
+    // Where nothing can be remembered, nothing was.
+    forgiven().unwrap_or(false)
+}
+
+fn remember_victim(context: &RawContext) -> Result<(), JsValue> {
+    victims()?.add(&ffi::object_id(context)?);
+    Ok(())
+}
+
+fn victims() -> Result<Set, JsValue> {
+    let global = js_sys::global();
+    let name = JsValue::from_str(VICTIMS);
+    let known = Reflect::get(&global, &name)?;
+    if let Ok(known) = known.dyn_into::<Set>() {
+        return Ok(known);
+    }
+    let fresh = Set::new(&JsValue::UNDEFINED);
+    Reflect::set(&global, &name, &fresh)?;
+    Ok(fresh)
 }
 
 /// Aborts the context that the current event belongs to. The others refuse, and that is meant.

@@ -19,6 +19,7 @@ use wasm_bindgen::prelude::Closure;
 use wasm_bindgen::{JsCast as _, JsValue};
 
 use super::ffi::{self, RawContext, RawStorage};
+use super::panics::{self, Standing};
 use crate::error::{Error, Result};
 use crate::platform::{Level, ObjectRuntime, Runtime};
 use crate::protocol::ids::Timestamp;
@@ -34,6 +35,7 @@ pub struct WorkerRuntime {
 pub struct DurableRuntime {
     worker: WorkerRuntime,
     storage: RawStorage,
+    standing: Standing,
     barriers: Rc<Barriers>,
 }
 
@@ -86,11 +88,12 @@ impl WorkerRuntime {
 }
 
 impl DurableRuntime {
-    pub(super) fn new(context: RawContext, storage: RawStorage) -> Self {
+    pub(super) fn new(context: RawContext, storage: RawStorage, standing: Standing) -> Self {
         Self {
             worker: WorkerRuntime { context },
             storage,
             barriers: Rc::new(Barriers::new()),
+            standing,
         }
     }
 }
@@ -192,6 +195,14 @@ impl ObjectRuntime for DurableRuntime {
             None => self.storage.delete_alarm(),
         };
         async move { done("alarm", ffi::settled(promise).await) }.boxed_local()
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.standing == Standing::Leaving
+    }
+
+    fn was_cut_by_another(&self) -> bool {
+        panics::forgive(&self.worker.context)
     }
 }
 

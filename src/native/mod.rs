@@ -11,5 +11,5 @@ mod runtime;
 
 pub use client::{HttpClient, http_transport};
 pub use database::RusqliteDatabase;
-pub use objects::{CommitMoment, LocalObjects, MakeAgents, MountFetch, OnCommit};
-pub use runtime::{LocalRuntime, LogSink};
+pub use objects::{CommitMoment, LocalObjects, MakeAgents, MountFetch, OnCommit, OnObjectEffect};
+pub use runtime::{Effect, LocalRuntime, LogSink, OnEffect};

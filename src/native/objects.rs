@@ -16,7 +16,7 @@ use futures::future::{Either, LocalBoxFuture, select};
 use futures::stream;
 use futures::{Future as _, FutureExt as _};
 
-use super::{LocalRuntime, LogSink, RusqliteDatabase};
+use super::{Effect, LocalRuntime, LogSink, RusqliteDatabase};
 use crate::agent::Agents;
 use crate::error::{Error, Result};
 use crate::http::{Body, BodyError, ByteStream, Request, Response};
@@ -42,6 +42,9 @@ pub enum CommitMoment {
 /// Is told of every transaction of every object; may evict.
 pub type OnCommit = Rc<dyn Fn(&SessionId, CommitMoment)>;
 
+/// Is told of every effect of every object; may evict.
+pub type OnObjectEffect = Rc<dyn Fn(&SessionId, Effect)>;
+
 /// The objects of one service.
 pub struct LocalObjects {
     agents: MakeAgents,
@@ -51,6 +54,7 @@ pub struct LocalObjects {
     this: Weak<Self>,
     objects: RefCell<HashMap<SessionId, Object>>,
     on_commit: RefCell<Option<OnCommit>>,
+    on_effect: RefCell<Option<OnObjectEffect>>,
 }
 
 #[derive(Clone)]
@@ -72,6 +76,7 @@ impl LocalObjects {
             this: this.clone(),
             objects: RefCell::new(HashMap::new()),
             on_commit: RefCell::new(None),
+            on_effect: RefCell::new(None),
         })
     }
 
@@ -79,6 +84,11 @@ impl LocalObjects {
     /// does.
     pub fn on_commit(&self, watcher: OnCommit) {
         *self.on_commit.borrow_mut() = Some(watcher);
+    }
+
+    /// Watches effects, as [`Self::on_commit`] does transactions. Default: nobody does.
+    pub fn on_effect(&self, watcher: OnObjectEffect) {
+        *self.on_effect.borrow_mut() = Some(watcher);
     }
 
     /// The driver of a session's object.
@@ -154,6 +164,15 @@ impl LocalObjects {
         // An object that is opened anew finds the clock where it is, not where it began.
         let elapsed = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
         let runtime = LocalRuntime::new(self.base.saturating_add(elapsed), self.log.clone());
+        let (objects, told) = (self.this.clone(), session.clone());
+        runtime.on_effect(Rc::new(move |effect| {
+            let watcher = objects
+                .upgrade()
+                .and_then(|objects| objects.on_effect.borrow().clone());
+            if let Some(watcher) = watcher {
+                watcher(&told, effect);
+            }
+        }));
         let agents = (self.agents)(&this, &runtime)?;
         let store = Rc::new(SqlStore::new(Rc::new(LivingDatabase {
             database: database.clone(),

@@ -18,6 +18,24 @@ use crate::protocol::ids::Timestamp;
 /// Where log lines go as JSON, beside whichever subscriber of `tracing` the program has.
 pub type LogSink = Rc<dyn Fn(Level, &str)>;
 
+/// Something that an object does beside its commits, for those who watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Effect {
+    /// It begins to wait for a time.
+    Sleep,
+    /// The wait is over.
+    SleepOver,
+    /// It arms or disarms its alarm.
+    AlarmSet,
+    /// Its alarm rings.
+    AlarmRings,
+    /// What its agents or its transports told by [`LocalRuntime::tell`].
+    Told(&'static str),
+}
+
+/// Is told of effects.
+pub type OnEffect = Rc<dyn Fn(Effect)>;
+
 /// What an alarm does.
 type OnAlarm = Rc<dyn Fn() -> LocalBoxFuture<'static, ()>>;
 
@@ -30,6 +48,7 @@ pub struct LocalRuntime {
     /// Counts arming; the time that is armed, if any.
     armed: Rc<Cell<(u64, Option<Timestamp>)>>,
     on_alarm: RefCell<Option<OnAlarm>>,
+    on_effect: Rc<RefCell<Option<OnEffect>>>,
     tasks: Rc<RefCell<Vec<tokio::task::AbortHandle>>>,
     /// Sleeps until the alarm is due.
     sleeper: Rc<RefCell<Option<tokio::task::AbortHandle>>>,
@@ -49,6 +68,7 @@ impl LocalRuntime {
             log,
             armed: Rc::new(Cell::new((0, None))),
             on_alarm: RefCell::new(None),
+            on_effect: Rc::default(),
             tasks: Rc::default(),
             sleeper: Rc::default(),
             living: RefCell::new(Some(living)),
@@ -59,6 +79,16 @@ impl LocalRuntime {
     /// Sets what an alarm does.
     pub fn on_alarm(&self, action: OnAlarm) {
         *self.on_alarm.borrow_mut() = Some(action);
+    }
+
+    /// Watches effects, which is how a test ends an object at an exact place. Default: nobody does.
+    pub fn on_effect(&self, watcher: OnEffect) {
+        *self.on_effect.borrow_mut() = Some(watcher);
+    }
+
+    /// Tells the watcher of an effect that this runtime cannot see: a request, a call to a model.
+    pub fn tell(&self, effect: &'static str) {
+        tell(&self.on_effect, Effect::Told(effect));
     }
 
     /// When the alarm is due, if it is armed or its action has not come to its end.
@@ -120,7 +150,12 @@ impl Runtime for LocalRuntime {
     }
 
     fn sleep(&self, duration: Duration) -> LocalBoxFuture<'static, ()> {
-        Box::pin(tokio::time::sleep(duration))
+        let watcher = self.on_effect.clone();
+        tell(&watcher, Effect::Sleep);
+        Box::pin(async move {
+            tokio::time::sleep(duration).await;
+            tell(&watcher, Effect::SleepOver);
+        })
     }
 
     fn spawn(&self, task: LocalBoxFuture<'static, ()>) {
@@ -157,6 +192,11 @@ impl ObjectRuntime for LocalRuntime {
         }
         let generation = self.armed.get().0.wrapping_add(1);
         self.armed.set((generation, at));
+        tell(&self.on_effect, Effect::AlarmSet);
+        if self.is_ended() {
+            // Who was told has ended the object; the alarm is armed and outlives it.
+            return Box::pin(async { Err(Error::internal("the object has ended")) });
+        }
         let action = self.on_alarm.borrow().clone();
         let Some(at) = at else {
             self.put_to_sleep(None);
@@ -169,13 +209,14 @@ impl ObjectRuntime for LocalRuntime {
         };
         let wait = Duration::from_millis(at.saturating_sub(self.now()));
         let (armed, sleeper) = (self.armed.clone(), self.sleeper.clone());
-        let tasks = self.tasks.clone();
+        let (tasks, watcher) = (self.tasks.clone(), self.on_effect.clone());
         let alarm = tokio::task::spawn_local(async move {
             tokio::time::sleep(wait).await;
             if armed.get().0 == generation {
                 // It is at work now, a task as any other: to arm the alarm again does not end it.
                 let awake = sleeper.borrow_mut().take();
                 tasks.borrow_mut().extend(awake);
+                tell(&watcher, Effect::AlarmRings);
                 action().await;
                 // An action that is cut off stays due: the platform repeats it.
                 if armed.get().0 == generation {
@@ -185,5 +226,13 @@ impl ObjectRuntime for LocalRuntime {
         });
         self.put_to_sleep(Some(alarm.abort_handle()));
         Box::pin(async { Ok(()) })
+    }
+}
+
+/// Tells outside of any borrow: who is told may end the object.
+fn tell(watcher: &RefCell<Option<OnEffect>>, effect: Effect) {
+    let watcher = watcher.borrow().clone();
+    if let Some(watcher) = watcher {
+        watcher(effect);
     }
 }

@@ -36,6 +36,9 @@ use publish::Publisher;
 /// How often the alarm looks after a running session, in milliseconds.
 const WATCHDOG_MS: u64 = 2_000;
 
+/// How soon the alarm comes back to an instance that was about to be replaced, in milliseconds.
+const LEAVING_MS: u64 = 50;
+
 /// How often the alarm looks after a session that cannot be read, in milliseconds.
 const UNREADABLE_MS: u64 = 60_000;
 
@@ -139,8 +142,17 @@ impl Producer {
         if status != SessionStatus::Running {
             return self.arm_at_rest(&[]).await;
         }
+        if self.runtime.is_leaving() {
+            // What began here would be cut off at once; the next instance begins it.
+            let at = self.now().saturating_add(LEAVING_MS);
+            return self.runtime.set_alarm(Some(at)).await;
+        }
         if !self.is_executing() {
-            self.apply(Session::wake)?;
+            if self.runtime.was_cut_by_another() {
+                self.apply(Session::wake_uncharged)?;
+            } else {
+                self.apply(Session::wake)?;
+            }
             self.launch()?;
             self.log(Level::Info, "wake", &[]);
         }
@@ -169,7 +181,13 @@ impl Producer {
         });
         let this = self.clone();
         let execution = async move {
-            let halt = this.clone().run(epoch, stop).await.err();
+            // What takes the object down with it takes back what is not durable: the attempt must
+            // count before anything is tried again.
+            let counted = this.count_attempt().await;
+            let halt = match counted {
+                Ok(()) => this.clone().run(epoch, stop).await.err(),
+                Err(error) => Some(Halt::Failed(error)),
+            };
             this.forget_runner(number);
             match halt {
                 None => {
@@ -208,6 +226,15 @@ impl Producer {
             let _ended = execution.await;
         }));
         Ok(())
+    }
+
+    /// Waits until the attempt that is about to be made is durable; the first one of a run has
+    /// nothing to count.
+    async fn count_attempt(&self) -> Result<()> {
+        if self.read(|session| session.record.attempts)?.unwrap_or(0) == 0 {
+            return Ok(());
+        }
+        self.runtime.sync().await
     }
 
     fn forget_runner(&self, number: u64) {

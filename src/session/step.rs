@@ -148,10 +148,23 @@ impl Session {
     /// # Errors
     /// `invalid_stored_state` when recorded patches cannot be applied.
     pub fn wake(&self, now: Timestamp) -> Result<Transition> {
+        self.taken_over(self.record.attempts.saturating_add(1), now)
+    }
+
+    /// As [`Self::wake`], when the execution before was ended by the fault of another object: that
+    /// was no attempt of this run.
+    ///
+    /// # Errors
+    /// As [`Self::wake`].
+    pub fn wake_uncharged(&self, now: Timestamp) -> Result<Transition> {
+        self.taken_over(self.record.attempts, now)
+    }
+
+    fn taken_over(&self, attempts: u32, now: Timestamp) -> Result<Transition> {
         let mut draft = Draft::new(self, now);
         let record = &mut draft.session.record;
         record.epoch = record.epoch.saturating_add(1);
-        record.attempts = record.attempts.saturating_add(1);
+        record.attempts = attempts;
         match self.step.as_ref() {
             Some(step) if step.record.answer.is_none() => draft.discard("restarted", None)?,
             Some(step) => {

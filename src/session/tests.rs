@@ -290,6 +290,17 @@ fn a_wake_discards_an_unfinished_answer_visibly_and_keeps_a_committed_one() {
 }
 
 #[test]
+fn what_another_object_broke_is_no_attempt_of_the_run() {
+    let session = begin(json!({})).next;
+    let charged = session.wake(1).unwrap().next;
+    assert_eq!(charged.record.attempts, 1);
+    let uncharged = charged.wake_uncharged(2).unwrap();
+    assert_eq!(uncharged.next.record.attempts, 1);
+    assert_eq!(uncharged.next.record.epoch, charged.record.epoch + 1);
+    assert_eq!(uncharged.commit.fence, Some(charged.record.epoch));
+}
+
+#[test]
 fn a_wake_over_a_half_staged_tool_restages_what_the_finished_ones_wrote() {
     let session = begin(json!({"x": 0, "y": 0}))
         .next

@@ -29,6 +29,8 @@ pub(crate) enum Worker {
     Consumer,
     /// The suites that any store and any transport are put through, for tests in workerd alone; never deployed.
     Contract,
+    /// Agents that do what a test's message says, for tests in workerd alone; never deployed.
+    Stress,
     /// The library's object as the benchmark drives it; never deployed.
     Bench,
 }
@@ -38,7 +40,8 @@ impl Worker {
     pub(crate) const ALL: [Self; 2] = [Self::Producer, Self::Consumer];
 
     /// All that the tests in workerd run.
-    pub(crate) const TESTED: [Self; 3] = [Self::Producer, Self::Consumer, Self::Contract];
+    pub(crate) const TESTED: [Self; 4] =
+        [Self::Producer, Self::Consumer, Self::Contract, Self::Stress];
 
     /// Its environment in wrangler.toml.
     pub(crate) fn environment(self) -> &'static str {
@@ -46,6 +49,7 @@ impl Worker {
             Self::Producer => "producer",
             Self::Consumer => "consumer",
             Self::Contract => "contract",
+            Self::Stress => "stress",
             Self::Bench => "bench",
         }
     }
@@ -58,7 +62,7 @@ impl Worker {
     fn folder(self, paths: &Paths) -> PathBuf {
         match self {
             Self::Producer | Self::Consumer => paths.root.join(self.package()),
-            Self::Contract => paths.root.join("miniflare").join(self.package()),
+            Self::Contract | Self::Stress => paths.root.join("miniflare").join(self.package()),
             Self::Bench => paths.root.join("miniflare/bench/worker"),
         }
     }

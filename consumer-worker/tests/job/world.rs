@@ -15,7 +15,9 @@ use remote_agents::agent::OfflineModel;
 use remote_agents::agent::model::{LanguageModel, ModelRequest, ModelStream};
 use remote_agents::http::{Body, Request, Response};
 use remote_agents::mount::{Mount, serve};
-use remote_agents::native::{CommitMoment, LocalObjects, LocalRuntime, MountFetch, OnCommit};
+use remote_agents::native::{
+    CommitMoment, LocalObjects, LocalRuntime, MountFetch, OnCommit, OnObjectEffect,
+};
 use remote_agents::platform::Runtime;
 use remote_agents::protocol::frame::Frame;
 use remote_agents::protocol::ids::{AgentType, SessionId};
@@ -50,21 +52,35 @@ pub async fn pass(time: Duration) {
     tokio::time::sleep(time).await;
 }
 
-/// The offline model with a millisecond before each event, as a provider takes its time.
-struct Paced(OfflineModel);
+/// The offline model with a millisecond before each event, as a provider takes its time. Tells of
+/// each question and each event of an answer.
+struct Paced {
+    model: OfflineModel,
+    of: Rc<LocalRuntime>,
+}
 
 impl LanguageModel for Paced {
     fn name(&self) -> &str {
-        self.0.name()
+        self.model.name()
     }
 
     fn stream(&self, request: ModelRequest) -> ModelStream {
-        Box::pin(stream::unfold(self.0.stream(request), |mut events| async {
+        self.of.tell(ASKED);
+        let answer = (self.model.stream(request), self.of.clone());
+        Box::pin(stream::unfold(answer, |(mut events, of)| async {
             tokio::time::sleep(Duration::from_millis(1)).await;
-            events.next().await.map(|event| (event, events))
+            let event = events.next().await?;
+            of.tell(ANSWERED);
+            Some((event, (events, of)))
         }))
     }
 }
+
+/// A model is asked; a piece of its answer comes; a request leaves; its answer comes.
+pub const ASKED: &str = "asked";
+pub const ANSWERED: &str = "answered";
+pub const SENT: &str = "sent";
+pub const RECEIVED: &str = "received";
 
 /// A request that crossed from one object to another, or to the other service.
 pub struct Sent {
@@ -94,7 +110,19 @@ impl Fetch for Recorder {
             ),
             header_names: request.headers().keys().map(ToString::to_string).collect(),
         });
-        self.inner.fetch(request)
+        self.of.tell(SENT);
+        if self.of.is_ended() {
+            return Box::pin(pending());
+        }
+        let (answer, of) = (self.inner.fetch(request), self.of.clone());
+        Box::pin(async move {
+            let answer = answer.await;
+            of.tell(RECEIVED);
+            if of.is_ended() {
+                return pending().await;
+            }
+            answer
+        })
     }
 }
 
@@ -116,6 +144,8 @@ pub struct World {
     pub checkpoints: Rc<RefCell<BTreeMap<String, CheckpointRecord>>>,
     /// Is told of every transaction of both services.
     pub watcher: Rc<RefCell<Option<OnCommit>>>,
+    /// Is told of every effect of both services.
+    pub effects: Rc<RefCell<Option<OnObjectEffect>>>,
     consumer: Rc<Mount>,
     internal: Rc<Mount>,
     public: Rc<Mount>,
@@ -151,7 +181,10 @@ impl World {
                         AgentType::parse(producer_worker::researcher::AGENT_TYPE)?,
                     );
                     producer_worker::agents::agents(
-                        Rc::new(Paced(OfflineModel::new())),
+                        Rc::new(Paced {
+                            model: OfflineModel::new(),
+                            of: runtime.clone(),
+                        }),
                         Rc::new(researchers),
                     )
                 }),
@@ -178,7 +211,10 @@ impl World {
                         AgentType::parse(consumer_worker::writer::RESEARCH_AGENT_TYPE)?,
                     );
                     consumer_worker::agents::agents(
-                        Rc::new(Paced(OfflineModel::new())),
+                        Rc::new(Paced {
+                            model: OfflineModel::new(),
+                            of: runtime.clone(),
+                        }),
                         Rc::new(planner),
                     )
                 }),
@@ -191,12 +227,20 @@ impl World {
             sent,
             checkpoints: Rc::default(),
             watcher: Rc::default(),
+            effects: Rc::default(),
             consumer: Rc::new(consumer_worker::mounts::public(Some(KEY.into())).unwrap()),
             internal,
             public: Rc::new(producer_worker::mounts::public(Some(KEY.into())).unwrap()),
         };
         for objects in [&world.writers, &world.researchers] {
             let (checkpoints, watcher) = (world.checkpoints.clone(), world.watcher.clone());
+            let effects = world.effects.clone();
+            objects.on_effect(Rc::new(move |session, effect| {
+                let watcher = effects.borrow().clone();
+                if let Some(watcher) = watcher {
+                    watcher(session, effect);
+                }
+            }));
             let of = Rc::downgrade(objects);
             objects.on_commit(Rc::new(move |session, moment| {
                 let database = of.upgrade().and_then(|objects| objects.database(session));
