@@ -1,7 +1,7 @@
 //! Agents that do what a test's message says: a Worker that is built for the tests alone.
 //!
 //! There is one agent type, `stress`, behind the raw mount `/agents`. Its model follows the script
-//! in the latest message ([`script`]): it says texts, takes steps, calls children or the tool that
+//! in the latest message (`script`): it says texts, takes steps, calls children or the tool that
 //! panics. Children are agents of this same type behind the binding `CHILD`, and planners behind
 //! the binding `PRODUCER`; each is there when its binding is. `/memory` is beside the mount.
 
