@@ -7,9 +7,11 @@
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures::future::{Either, FutureExt as _, LocalBoxFuture, select};
+use futures::poll;
 use futures::stream::StreamExt as _;
 use serde_json::Value;
 
@@ -379,9 +381,10 @@ impl Line {
             {
                 break;
             }
-            match stream.next().now_or_never() {
-                Some(next) => coming = next,
-                None => break,
+            // As this very task: what is asked by nobody wakes nobody.
+            match poll!(stream.next()) {
+                Poll::Ready(next) => coming = next,
+                Poll::Pending => break,
             }
         }
         match self.dropped.take() {

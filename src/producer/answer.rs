@@ -3,8 +3,10 @@
 //! A commit is made when a bound of the agent's flushing is met, and never waits for more than that;
 //! a stop ends the wait at once, with what has come in so far.
 
+use std::task::Poll;
+
 use futures::future::{Either, select};
-use futures::{FutureExt as _, StreamExt as _};
+use futures::{StreamExt as _, poll};
 use serde_json::Value;
 
 use super::Producer;
@@ -64,9 +66,11 @@ impl Producer {
                         }
                     }
                 }
-                None => match events.next().now_or_never() {
-                    Some(event) => event,
-                    None => break,
+                // Looked at as this very task: a wait that remembers whoever asked first, as the
+                // `worker` crate's delay does, would else never wake anybody.
+                None => match poll!(events.next()) {
+                    Poll::Ready(event) => event,
+                    Poll::Pending => break,
                 },
                 Some(due) => {
                     let next = select(due, events.next());

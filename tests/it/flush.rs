@@ -1,7 +1,9 @@
 //! When what a model streams is committed and shown: bounds in time and bytes, on a virtual clock.
 
 use std::cell::{Cell, RefCell};
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::{StreamExt as _, stream};
@@ -188,6 +190,87 @@ fn bytes_are_committed_at_once_however_long_the_delay_is() {
         assert_eq!(parts, [10, 3]);
         assert!(delays.iter().all(|delay| *delay <= 46), "{delays:?}");
     });
+}
+
+/// A wait that wakes whoever asked first, and nobody else: as the `worker` crate's delay does.
+struct FirstComer {
+    millis: u64,
+    over: Option<Rc<Cell<bool>>>,
+}
+
+impl Future for FirstComer {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let millis = self.millis;
+        let over = self.over.get_or_insert_with(|| {
+            let over = Rc::new(Cell::new(false));
+            let (told, first) = (over.clone(), context.waker().clone());
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep(Duration::from_millis(millis)).await;
+                told.set(true);
+                first.wake();
+            });
+            over
+        });
+        if over.get() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }
+}
+
+/// Says three words, each after such a wait.
+struct Stubborn;
+
+impl LanguageModel for Stubborn {
+    fn name(&self) -> &str {
+        "stubborn"
+    }
+
+    fn stream(&self, _request: ModelRequest) -> ModelStream {
+        let words = stream::iter(0..3).then(|n| async move {
+            FirstComer {
+                millis: 5,
+                over: None,
+            }
+            .await;
+            Ok(ModelEvent::TextDelta(format!("w{n} ")))
+        });
+        Box::pin(words.chain(stream::iter([Ok(ModelEvent::Stop(StopReason::EndTurn))])))
+    }
+}
+
+#[test]
+fn a_model_whose_waits_wake_whoever_asked_first_is_heard_to_its_end() {
+    for flush in [
+        Flush::default(),
+        Flush {
+            max_delay: Duration::from_millis(7),
+            ..Flush::default()
+        },
+    ] {
+        in_world(move || async move {
+            let objects = LocalObjects::new(
+                1_700_000_000_000,
+                Lines::default().sink(),
+                Rc::new(move |_, _| {
+                    let agent = AgentType::parse("talker").unwrap();
+                    Agents::new([Agent::new(agent, "Talk.", Rc::new(Stubborn)).with_flush(flush)])
+                }),
+            );
+            let client = Client {
+                mount: Rc::new(Mount::new("/agents").allow_unauthenticated()),
+                objects,
+            };
+            let start = json!({"sessionId": "s1", "message": "go"});
+            client.post("/agents/talker/start", start).await;
+            let settled =
+                tokio::time::timeout(Duration::from_millis(500), client.settled("talker", "s1"));
+            assert_eq!(settled.await.unwrap()["output"], json!("w0 w1 w2 "));
+        });
+    }
 }
 
 #[test]
