@@ -27,7 +27,8 @@ const WORKERD = createRequire(import.meta.url)("workerd").default;
  * @property {string} name
  * @property {string} [script]    An ES module with a default export.
  * @property {string} [built]     Instead of a script: the folder of a Worker that `cargo xtask build` has built.
- * @property {object} [objects]   Its classes of SQLite-backed objects by binding.
+ * @property {object} [objects]   Its classes of SQLite-backed objects by binding; `{of, className}` binds to those of
+ *                                another extra Worker.
  * @property {object} [services]  Bindings: `{PRODUCER: {to: "producer", props: {mount: "internal"}}}`. `to` is
  *                                `"producer"`, `"consumer"` or another extra Worker's name.
  * @property {object} [vars]
@@ -197,7 +198,7 @@ class Workers {
 
   get #classes() {
     const ofRole = (role) => this.#environment(role).durable_objects.bindings.map(({ class_name: className }) => [role, className]);
-    const ofExtra = ({ name, objects = {} }) => Object.values(objects).map((className) => [name, className]);
+    const ofExtra = ({ name, objects = {} }) => Object.values(objects).filter((own) => typeof own === "string").map((className) => [name, className]);
     return [...this.#roles.flatMap(ofRole), ...this.#extra.flatMap(ofExtra)].map(([role, className]) => ({
       role,
       className,
@@ -325,7 +326,10 @@ function oneAtATime(work) {
 /** SQLite-backed classes by binding, as Miniflare wants them. */
 function classes(byBinding) {
   return Object.fromEntries(
-    Object.entries(byBinding).map(([binding, className]) => [binding, { className, useSQLite: true }]),
+    Object.entries(byBinding).map(([binding, bound]) => {
+      const { className = bound, of: scriptName } = bound;
+      return [binding, { className, scriptName, useSQLite: true }];
+    }),
   );
 }
 
