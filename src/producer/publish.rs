@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 use crate::error::Result;
 use crate::platform::{Level, Line, ObjectRuntime};
-use crate::protocol::ids::Sequence;
+use crate::protocol::ids::{Sequence, Timestamp};
 use crate::protocol::sse;
 use crate::store::Commit;
 
@@ -32,6 +32,8 @@ pub(super) struct Publisher {
     waiting: RefCell<BTreeMap<u64, Waker>>,
     places: Cell<u64>,
     readers: Cell<usize>,
+    /// How often the readers were asked whether they are still there, and when last.
+    pings: Cell<(u64, Timestamp)>,
     life: Cell<Life>,
     tail: RefCell<Tail>,
     /// Who goes on in the very moment in which all is durable.
@@ -87,6 +89,7 @@ impl Publisher {
             waiting: RefCell::default(),
             places: Cell::new(0),
             readers: Cell::new(0),
+            pings: Cell::new((0, 0)),
             life: Cell::new(Life::Present),
             tail: RefCell::default(),
             #[cfg(feature = "bench")]
@@ -103,6 +106,22 @@ impl Publisher {
     /// How many read now.
     pub(super) fn readers(&self) -> usize {
         self.readers.get()
+    }
+
+    /// Has every reader written to, so that those that left quietly are noticed: a connection that
+    /// was closed at its other end alone tells so at the next write. Not more often than `every`
+    /// milliseconds.
+    pub(super) fn ping(&self, now: Timestamp, every: u64) {
+        let (count, last) = self.pings.get();
+        if count == 0 || now.saturating_sub(last) >= every {
+            self.pings.set((count.wrapping_add(1), now));
+            self.wake();
+        }
+    }
+
+    /// How often the readers were asked whether they are still there.
+    pub(super) fn pings(&self) -> u64 {
+        self.pings.get().0
     }
 
     /// How the life that is told of stands.
@@ -210,11 +229,13 @@ impl Publisher {
         self.durable.get() == self.committed.get()
     }
 
-    /// Completes when something has become durable since `seen`, or the session is gone. Dropping it forgets who waited.
+    /// Completes when something has become durable since `seen`, when the session is gone, or when
+    /// readers are asked whether they are there. Dropping it forgets who waited.
     pub(super) fn changed(self: &Rc<Self>, seen: (Sequence, u64)) -> Changed {
         Changed {
             publisher: self.clone(),
             seen,
+            pings: self.pings(),
             place: None,
         }
     }
@@ -224,6 +245,7 @@ impl Publisher {
 pub(super) struct Changed {
     publisher: Rc<Publisher>,
     seen: (Sequence, u64),
+    pings: u64,
     /// Where its waker stands among those that wait.
     place: Option<u64>,
 }
@@ -234,7 +256,8 @@ impl Future for Changed {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
         let is_over = this.publisher.life.get() == Life::Over;
-        if is_over || this.publisher.durable.get() != this.seen {
+        let is_asked = this.publisher.pings() != this.pings;
+        if is_over || is_asked || this.publisher.durable.get() != this.seen {
             return Poll::Ready(());
         }
         let place = *this.place.get_or_insert_with(|| {

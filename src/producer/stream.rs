@@ -39,6 +39,13 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// When a reader that was one too many may come back.
 const RETRY_AFTER_SECONDS: u32 = 5;
 
+/// How often a reader over the bound looks for room before it is refused, and how long between.
+const ROOM_LOOKS: u32 = 20;
+const ROOM_LOOK: Duration = Duration::from_millis(25);
+
+/// Readers are asked whether they are there no more often than this, in milliseconds.
+const ROOM_PING_MS: u64 = 200;
+
 struct Reader {
     producer: Rc<Producer>,
     /// Of the life that the reader came to: another life of the id is none of its business.
@@ -72,7 +79,7 @@ impl Producer {
         let (status, agent_type) = self
             .read(|session| (session.record.status, session.record.agent_type.clone()))?
             .ok_or_else(Error::not_found)?;
-        self.expect_room(&agent_type, self.publisher().readers())?;
+        self.make_room(&agent_type).await?;
         // An execution that lives here has its watchdog: arming it for each reader would cost each
         // of them a write to the disk.
         if status == SessionStatus::Running && !self.is_executing() {
@@ -83,6 +90,7 @@ impl Producer {
             .read(|session| (session.record.clone(), query.from.sequence()))?
             .ok_or_else(Error::not_found)?;
         let publisher = self.publisher();
+        self.expect_room(&record.agent_type)?;
         let truncated = ErrorFrame {
             run_id: None,
             code: Code::Truncated.as_str().into(),
@@ -138,8 +146,22 @@ impl Producer {
 }
 
 impl Producer {
+    /// Waits a moment for room where there is none: readers that left without a word are noticed
+    /// when they are written to.
+    async fn make_room(&self, agent_type: &AgentType) -> Result<()> {
+        for _ in 0..ROOM_LOOKS {
+            if self.expect_room(agent_type).is_ok() {
+                return Ok(());
+            }
+            self.publisher().ping(self.now(), ROOM_PING_MS);
+            self.runtime.sleep(ROOM_LOOK).await;
+        }
+        self.expect_room(agent_type)
+    }
+
     /// Refuses a reader that would be one too many.
-    fn expect_room(&self, agent_type: &AgentType, readers: usize) -> Result<()> {
+    fn expect_room(&self, agent_type: &AgentType) -> Result<()> {
+        let readers = self.publisher().readers();
         let agent = self.agents.find(agent_type.as_str());
         let most = agent.map_or(MAX_READERS, |agent| agent.max_readers);
         if readers < most {
@@ -237,7 +259,8 @@ impl Reader {
         }
     }
 
-    /// Waits until something has become durable since `mark`; true once the silence was long.
+    /// Waits until something has become durable since `mark`; true once the silence was long, or
+    /// when readers are asked whether they are there.
     async fn silent_until_changed(&mut self, mark: (Sequence, u64)) -> bool {
         let Self {
             producer,
@@ -246,11 +269,12 @@ impl Reader {
             silence,
             ..
         } = self;
+        let pings = publisher.pings();
         let mut changed = pin!(publisher.changed(mark));
         loop {
             let timer = silence.get_or_insert_with(|| producer.runtime.sleep(KEEP_ALIVE));
             if let Either::Left(_) = select(changed.as_mut(), timer).await {
-                return false;
+                return publisher.pings() != pings && publisher.durable() == mark;
             }
             // The timer may have been set for an earlier part.
             let quiet = Duration::from_millis(producer.now().saturating_sub(*told_at));

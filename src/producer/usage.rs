@@ -14,7 +14,7 @@ use crate::platform::Level;
 use crate::protocol::message::SessionStatus;
 use crate::protocol::usage::UsageRollup;
 use crate::session::usage::{ChildUsage, rollup};
-use crate::store::{SubSessionRecord, SubStatus};
+use crate::store::{SubSessionRecord, SubStatus, UsageRecord};
 
 /// How long the read of one live child may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,14 +28,6 @@ impl Producer {
     pub(super) async fn usage_rollup(self: &Rc<Self>, ending: Option<u64>) -> Result<UsageRollup> {
         let refs = self.refs()?;
         let mut whole = refs.malformed.is_empty();
-        let children = stream::iter(refs.readable)
-            .map(|child| self.child_usage(child))
-            .buffered(READS_AT_ONCE)
-            .collect::<Vec<_>>()
-            .await;
-        let record = self
-            .read(|session| session.record.clone())?
-            .ok_or_else(Error::not_found)?;
         // A ledger that cannot be read must not keep a run from ending: what is known is told.
         let entries = match self.store.usage() {
             Err(error) if ending.is_some() => {
@@ -49,6 +41,17 @@ impl Producer {
             }
             entries => entries?,
         };
+        let children = stream::iter(refs.readable)
+            .map(|child| {
+                let is_told = is_told_whole(&entries, &child);
+                self.child_usage(child, is_told)
+            })
+            .buffered(READS_AT_ONCE)
+            .collect::<Vec<_>>()
+            .await;
+        let record = self
+            .read(|session| session.record.clone())?
+            .ok_or_else(Error::not_found)?;
         let updated_at = if ending.is_some() {
             self.now()
         } else {
@@ -68,9 +71,10 @@ impl Producer {
         Ok(sum)
     }
 
-    async fn child_usage(&self, child: SubSessionRecord) -> ChildUsage {
+    /// `is_told` says that the ledger holds the child's last word.
+    async fn child_usage(&self, child: SubSessionRecord, is_told: bool) -> ChildUsage {
         let settled = matches!(child.status, SubStatus::Completed | SubStatus::Failed);
-        let live = if settled {
+        let live = if settled && is_told {
             None
         } else {
             self.read_child_usage(&child).await
@@ -100,4 +104,17 @@ impl Producer {
             _ => None,
         }
     }
+}
+
+/// Whether the ledger holds a rollup of the child's to which nothing can be added. A call that was
+/// stopped or failed may have settled while its child, or a child of that, was still at work.
+fn is_told_whole(entries: &[UsageRecord], child: &SubSessionRecord) -> bool {
+    entries.iter().any(|entry| match entry {
+        UsageRecord::SubAgent {
+            sub_session_id,
+            rollup: Some(rollup),
+            ..
+        } => sub_session_id == child.sub_session_id.as_str() && !rollup.partial,
+        _ => false,
+    })
 }

@@ -122,6 +122,8 @@ fn child_sessions(entries: &[UsageRecord], children: &[ChildUsage]) -> (Vec<SubA
         one.usage.settled &= child.settled;
         if let Some(rollup) = &child.live {
             one.usage.remote_rollup = Some(Box::new(rollup.clone()));
+            // Of a child whose call has its result, this is what a recovery would have read.
+            one.usage.remote_rollup_origin = child.settled.then_some(RollupOrigin::Recovery);
             one.kind = Kind::Read;
         }
     }

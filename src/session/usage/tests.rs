@@ -150,7 +150,11 @@ fn one_rollup_counts_for_a_child_and_the_best_one() {
     let read = [child("c", true, Some(leaf("c", 7)))];
     let both = of("p", 0, &[recovery(1, 1), end(2, 9)], &read);
     assert_eq!(both.tokens.prompt, 7, "a read is preferred to all of them");
-    assert_eq!(both.sub_agents.sessions[0].remote_rollup_origin, None);
+    let origin = both.sub_agents.sessions[0].remote_rollup_origin;
+    assert_eq!(origin, Some(RollupOrigin::Recovery), "as of a recovery");
+    let live = [child("c", false, Some(leaf("c", 7)))];
+    let under_way = of("p", 0, &[end(2, 9)], &live);
+    assert_eq!(under_way.sub_agents.sessions[0].remote_rollup_origin, None);
 }
 
 #[test]

@@ -171,3 +171,25 @@ fn a_call_whose_sub_agent_was_taken_away_settles_and_its_child_is_told_once_it_i
         assert_eq!(pair.refs(), [("c1".into(), "failed".into())]);
     });
 }
+
+#[test]
+fn what_a_settled_child_spent_is_read_again_where_it_could_not_be_told() {
+    in_world(|| async {
+        let pair = Setup::new(scripted(|_| text("the child is done"))).pair();
+        pair.network.set(&["sse", "snapshot", "usage"], Fault::Lost);
+        pair.begin().await;
+        assert_eq!(pair.settled().await["status"], "completed");
+        let rollup = || async {
+            let (_, usage) = pair.parent.get("/agents/parent/usage?sessionId=p").await;
+            usage["rollup"].clone()
+        };
+        let before = rollup().await;
+        assert_eq!(before["partial"], true, "nothing is known of the child");
+        pair.network.mend();
+        let after = rollup().await;
+        assert_eq!(after["partial"], false);
+        let total = |rollup: &Value| rollup["tokens"]["total"].as_u64().unwrap();
+        assert_eq!(total(&after), total(&before) + 15);
+        assert_eq!(rollup().await, after, "and counted once");
+    });
+}
