@@ -14,14 +14,14 @@ after(() => life?.stop());
 
 /**
  * A reader that leaves as a closed tab does, whose stream is reset. A connection that is merely closed on the client's
- * side may still be read from, so workerd notices it with the next thing that it writes.
+ * side (`close`) may still be read from, so workerd notices it with the next thing that it writes.
  */
 function attach(agent, sessionId) {
   const url = `${agent.base}/life/agents/waiter/sse?sessionId=${sessionId}`;
   return new Promise((resolve, reject) => {
     const request = http.get(url, { agent: false }, (response) => {
       response.on("error", () => {});
-      resolve({ status: response.statusCode, leave: () => response.socket.resetAndDestroy() });
+      resolve({ status: response.statusCode, leave: () => response.socket.resetAndDestroy(), close: () => response.destroy() });
     });
     request.on("error", reject);
   });
@@ -54,5 +54,18 @@ test("a reader over the bound is a 429 with Retry-After, until one leaves", asyn
   }, 10);
   assert.equal((await agent.get("sse", { sessionId: id })).status, 429);
   for (const reader of [next, ...readers]) reader.leave();
+  assert.equal((await life.remove(id)).status, 200);
+});
+
+test("readers that only close their connection are noticed before another is refused", async () => {
+  const agent = life.agent("waiter");
+  const id = newSession("closing");
+  assert.equal((await agent.start({ sessionId: id, message: "Wait." })).status, 200);
+  // Many times the bound, one after the other, and none of them says that it leaves.
+  for (let n = 0; n < 60; n++) {
+    const reader = await attach(agent, id);
+    assert.equal(reader.status, 200, `reader ${n}`);
+    reader.close();
+  }
   assert.equal((await life.remove(id)).status, 200);
 });
