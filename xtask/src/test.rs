@@ -20,7 +20,7 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(1800);
 /// A whole file of workerd tests, not one test.
-const NODE_FILE_LIMIT_MS: &str = "--test-timeout=600000";
+const NODE_FILE_LIMIT_MS: &str = "--test-timeout=1200000";
 
 /// What `test` can be told.
 #[derive(Debug, Args)]
