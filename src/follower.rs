@@ -292,7 +292,7 @@ impl Follower {
     /// The stream is gone; it is opened again after a while, unless the refusal is for good.
     async fn dropped(&mut self, error: TransportError) -> Result<(), TransportError> {
         self.frames = None;
-        if !may_pass(&error) {
+        if !error.may_pass() {
             return Err(error);
         }
         let wait = wait(self.backoff, self.failures, &error);
@@ -519,10 +519,10 @@ impl Follower {
                     let status = transport.status(&session).await?.status;
                     let ended = matches!(status, SessionStatus::Completed | SessionStatus::Failed);
                     let snapshot = transport.snapshot(&session).await?;
-                    Ok((snapshot, ended || settled))
+                    Ok::<_, TransportError>((snapshot, ended || settled))
                 };
                 match read.await {
-                    Err(error) if may_pass(&error) && failures < SNAPSHOT_RETRIES => {
+                    Err(error) if error.may_pass() && failures < SNAPSHOT_RETRIES => {
                         runtime.sleep(wait(backoff, failures, &error)).await;
                         failures = failures.saturating_add(1);
                     }
@@ -538,26 +538,8 @@ impl Follower {
     }
 }
 
-/// Whether the same request may be answered later.
-fn may_pass(error: &TransportError) -> bool {
-    match error {
-        TransportError::Refused { status, .. } | TransportError::Unexplained { status } => {
-            *status == 429 || *status >= 500
-        }
-        TransportError::Unreachable(_)
-        | TransportError::Malformed(_)
-        | TransportError::Timeout(_) => true,
-        TransportError::ProjectedMount | TransportError::VersionUnsupported { .. } => false,
-    }
-}
-
 fn wait(backoff: Duration, failures: u32, error: &TransportError) -> Duration {
-    let asked = match error {
-        TransportError::Refused { retry_after, .. } => retry_after.map(u64::from),
-        _ => None,
-    };
+    let asked = error.retry_after().map_or(0, u64::from);
     let doubled = backoff.saturating_mul(2u32.saturating_pow(failures));
-    doubled
-        .min(LONGEST_WAIT)
-        .max(Duration::from_secs(asked.unwrap_or(0)))
+    doubled.min(LONGEST_WAIT).max(Duration::from_secs(asked))
 }

@@ -395,11 +395,11 @@ impl Dispatch {
         if self.stopping {
             return match answer {
                 Err(error) if never_begun(&error) => self.settle(Draft::failed(interrupted())),
-                Err(error) if known.is_none() && may_pass(&error) && !self.grace_over => {
+                Err(error) if known.is_none() && error.may_pass() && !self.grace_over => {
                     self.note(format!(
                         "a start that is to be stopped is not answered: {error}"
                     ));
-                    self.pause(Then::Start, retry_after(&error), now);
+                    self.pause(Then::Start, error.retry_after(), now);
                 }
                 _ => {
                     self.stopping = false;
@@ -432,8 +432,8 @@ impl Dispatch {
             TransportError::ProjectedMount | TransportError::VersionUnsupported { .. } => {
                 self.refuse(error)
             }
-            _ if !may_pass(error) => self.read_status(),
-            _ => self.reattach(retry_after(error), now),
+            _ if !error.may_pass() => self.read_status(),
+            _ => self.reattach(error.retry_after(), now),
         }
     }
 
@@ -667,25 +667,5 @@ fn never_begun(error: &TransportError) -> bool {
     match error {
         TransportError::Refused { status, .. } => *status < 500 && attach_instead(error).is_none(),
         _ => false,
-    }
-}
-
-/// Whether the same request may be answered later.
-pub(super) fn may_pass(error: &TransportError) -> bool {
-    match error {
-        TransportError::Refused { status, .. } | TransportError::Unexplained { status } => {
-            *status == 429 || *status >= 500
-        }
-        TransportError::Unreachable(_)
-        | TransportError::Malformed(_)
-        | TransportError::Timeout(_) => true,
-        TransportError::ProjectedMount | TransportError::VersionUnsupported { .. } => false,
-    }
-}
-
-pub(super) fn retry_after(error: &TransportError) -> Option<u32> {
-    match error {
-        TransportError::Refused { retry_after, .. } => *retry_after,
-        _ => None,
     }
 }

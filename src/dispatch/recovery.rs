@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::fold::{checked_output, rollup};
-use super::machine::{Phase, Then, attach_instead, may_pass, retry_after, run_timeout};
+use super::machine::{Phase, Then, attach_instead, run_timeout};
 use super::{CallOutcome, Dispatch, Effect};
 use crate::error::Code;
 use crate::protocol::ids::{Position, StreamId, Timestamp};
@@ -88,7 +88,7 @@ impl Dispatch {
             Ok(status) => self.judge(status, now),
             Err(error) => match lost_cause(&error) {
                 Some(cause) => self.settle(Draft::failed(CallFailure::lost(cause))),
-                None if may_pass(&error) => self.on_status_unreadable(&error, now),
+                None if error.may_pass() => self.on_status_unreadable(&error, now),
                 None => self.refuse(&error),
             },
         }
@@ -113,7 +113,7 @@ impl Dispatch {
             }
         }
         self.note(format!("the child's status cannot be read: {error}"));
-        self.pause(Then::Status, retry_after(error), now);
+        self.pause(Then::Status, error.retry_after(), now);
     }
 
     fn judge(&mut self, status: StatusResponse, now: Timestamp) {
@@ -318,10 +318,10 @@ pub(crate) fn lost_cause(error: &TransportError) -> Option<String> {
             Some("not_found".into())
         }
         TransportError::Unexplained { status: 404 } => Some("not_found".into()),
-        TransportError::Refused { envelope, .. } if !may_pass(error) => {
+        TransportError::Refused { envelope, .. } if !error.may_pass() => {
             Some(format!("refused:{}", envelope.code))
         }
-        TransportError::Unexplained { status } if !may_pass(error) => {
+        TransportError::Unexplained { status } if !error.may_pass() => {
             Some(format!("refused:http_{status}"))
         }
         _ => None,

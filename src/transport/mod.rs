@@ -85,6 +85,29 @@ pub enum TransportError {
     ProjectedMount,
 }
 
+impl TransportError {
+    /// Whether the same request may be answered later.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Refused { status, .. } | Self::Unexplained { status } => {
+                *status == 429 || *status >= 500
+            }
+            Self::Unreachable(_) | Self::Malformed(_) | Self::Timeout(_) => true,
+            Self::ProjectedMount | Self::VersionUnsupported { .. } => false,
+        }
+    }
+
+    /// When the producer asked to be tried again, in seconds from now.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<u32> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
 /// The frames of one attach. `Err` is a dropped stream.
 pub type FrameStream = LocalBoxStream<'static, Result<Frame, TransportError>>;
 
