@@ -112,9 +112,13 @@ async function run({ call, child, isStopped }, point, due, { name, fault, hasty 
     const rollup = await children(child).get("usage", { sessionId: subSessionId });
     outcome.spent = rollup.json.rollup.tokens.total;
   }
-  const usage = (await parents.get("usage", { sessionId: parent })).json.rollup;
-  outcome.counted = usage.tokens.total - usage.own.tokens.total;
-  assert.ok(outcome.counted <= (outcome.spent ?? 0), `${name}: counted ${outcome.counted} of ${outcome.spent}`);
+  // At rest all that was spent is counted, once; a read of a child that took too long is made again.
+  const usage = await eventually(`${name}: all ${outcome.spent ?? 0} tokens are counted`, async () => {
+    const { rollup } = (await parents.get("usage", { sessionId: parent })).json;
+    outcome.counted = rollup.tokens.total - rollup.own.tokens.total;
+    assert.ok(outcome.counted <= (outcome.spent ?? 0), `${name}: counted ${outcome.counted} of ${outcome.spent}`);
+    return outcome.counted === (outcome.spent ?? 0) ? rollup : undefined;
+  });
   assert.ok(usage.subAgents.calls <= 2);
   if (fault) assert.equal((await plan(parent)).struck, 1, `${name} has struck`);
   return outcome;
@@ -130,7 +134,6 @@ function hold(hop, expected, base, seen, { name, hasty }) {
       if (hop === "upper") assert.deepEqual(seen.result, base.result, `${name}: ${said}`);
       if (hasty) break; // On a slow machine a short deadline may pass without a fault, and a fold be skipped.
       assert.deepEqual(seen.kept, base.kept, `${name}: ${said}`);
-      assert.equal(seen.counted, seen.spent, `${name}: all that was spent is counted: ${said}`);
       assert.deepEqual([seen.rest, seen.innerRest], [base.rest, base.innerRest], `${name}: ${said}`);
       break;
     case "unfolded":

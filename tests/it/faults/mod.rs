@@ -173,8 +173,6 @@ struct Outcome {
     /// The parent's rollup and what all sessions together have spent.
     counted: u64,
     spent: u64,
-    /// What the parent's own answers have spent.
-    own: u64,
     /// How the far sessions stand.
     rest: Vec<SessionStatus>,
 }
@@ -240,7 +238,6 @@ async fn run(scene: Scene, line: Rc<Line>) -> Result<Outcome, String> {
         kept: snapshot.state[scene.call].clone(),
         counted: rollup["tokens"]["total"].as_u64().unwrap(),
         spent: spent + own,
-        own,
         rest,
     })
 }
@@ -272,7 +269,7 @@ fn count(store: &SqlStore, sql: &str) -> u64 {
 /// What does not hold of a job on which a fault has struck.
 fn verdict(point: &Point, due: Due, base: &Outcome, seen: &Outcome) -> Result<(), String> {
     let wrong = |what: &str| Err(format!("{what}: {seen:?}"));
-    if seen.counted < seen.own || seen.counted > seen.spent {
+    if seen.counted != seen.spent {
         return wrong("usage is missing or counted twice");
     }
     let code = |hop: Hop| {
@@ -284,8 +281,8 @@ fn verdict(point: &Point, due: Due, base: &Outcome, seen: &Outcome) -> Result<()
             if seen.results != base.results || seen.kept != base.kept {
                 return wrong("not the same");
             }
-            if seen.counted != seen.spent || seen.rest != base.rest {
-                return wrong("not counted, or not at rest as without it");
+            if seen.rest != base.rest {
+                return wrong("not at rest as without it");
             }
         }
         Due::Unfolded => {
