@@ -382,9 +382,14 @@ impl Dispatch {
     }
 
     pub(super) fn adopt(&mut self, stream: StreamId) {
+        self.identify(stream);
+        self.attach();
+    }
+
+    /// The child's stream is known from here on.
+    fn identify(&mut self, stream: StreamId) {
         self.stream = Some(stream.clone());
         self.effects.push_back(Effect::Identify { stream });
-        self.attach();
     }
 
     fn on_started(&mut self, answer: Result<StartResponse, TransportError>, now: Timestamp) {
@@ -403,6 +408,8 @@ impl Dispatch {
                 }
                 _ => {
                     self.stopping = false;
+                    // What the child has said by then is heard after the interrupt.
+                    known.flatten().into_iter().for_each(|stream| self.identify(stream));
                     self.interrupt(Draft::failed(interrupted()));
                 }
             };

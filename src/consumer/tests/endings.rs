@@ -103,7 +103,9 @@ async fn case_23_a_stop_at_every_moment_ends_in_an_interrupted_child() {
         world.log(),
         [
             "start p-remote-c start:p-remote-c",
+            "attached st_1",
             "interrupt run_interrupted",
+            "sse 0 st_1",
             "usage"
         ]
     );

@@ -2,6 +2,14 @@
 
 use super::*;
 
+/// The answer of a start that is to be stopped names the child's stream.
+fn known_and_interrupted() -> Vec<Effect> {
+    let stream = StreamId::parse("st_1").unwrap();
+    let mut effects = vec![Effect::Identify { stream }];
+    effects.extend(interrupt(Code::RunInterrupted));
+    effects
+}
+
 #[test]
 fn a_stop_before_anything_was_sent_settles_at_once() {
     let mut bench = Bench::with(terms());
@@ -38,8 +46,15 @@ fn case_23_a_stop_settles_an_unanswered_start_first() {
             assert_eq!(bench.effects().len(), usize::from(sent_before));
             let mut effects = bench.tell(answer.clone());
             if told {
-                assert_eq!(effects, interrupt(Code::RunInterrupted));
-                assert_eq!(bench.tell(interrupted()), [Effect::ReadUsage]);
+                assert_eq!(effects, known_and_interrupted());
+                // What the child has said until then is heard.
+                assert_eq!(bench.tell(interrupted()), [attach("st_1", 0)]);
+                bench.tell(Event::Attached);
+                let heard = bench.frames(vec![chunk(1), Frame::End(completed())]);
+                assert!(matches!(
+                    &heard[..],
+                    [Effect::Forward { through: 1, .. }, Effect::ReadUsage]
+                ));
                 effects = bench.tell(usage(1));
             }
             assert_eq!(failure(&effects).0, "run_interrupted");
@@ -69,8 +84,9 @@ fn a_start_that_is_to_be_stopped_is_sent_again_until_it_is_answered() {
         bench
     };
     let mut bench = stopping();
-    assert_eq!(bench.tell(started("st_1")), interrupt(Code::RunInterrupted));
+    assert_eq!(bench.tell(started("st_1")), known_and_interrupted());
     bench.tell(interrupted());
+    assert_eq!(bench.fail_to_drain(), [Effect::ReadUsage]);
     assert_eq!(failure(&bench.tell(usage(1))).0, "run_interrupted");
 
     // The call's time plus one minute is over: the child is told as well as it goes.
