@@ -24,14 +24,10 @@ use crate::protocol::frame::Frame;
 use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ResumeMode, ResumeRequest, StartRequest, StopRequest};
 use crate::store::{SubSessionRecord, SubStatus};
-use crate::transport::{FrameStream, TransportError};
+use crate::transport::{FrameStream, RetryPolicy, TransportError};
 
 #[cfg(test)]
 mod tests;
-
-/// What a call is given beyond its deadline where nothing can be learned of its child, in
-/// milliseconds.
-pub(crate) const GRACE_MS: u64 = 60_000;
 
 /// Frames that one commit takes at most.
 const BATCH_FRAMES: usize = 64;
@@ -118,7 +114,7 @@ pub async fn run_call(
     let terms = Terms::new(&sub, child.clone());
     let known = stored.is_some();
     let mut dispatch = Dispatch::new(terms, known, stored.and_then(|record| record.remote));
-    let mut cuts = Cuts::new(&*host, deadline, sub.policy.read_timeout);
+    let mut cuts = Cuts::new(&*host, deadline, &sub.policy);
     if stopping || host.stop().is_set() {
         dispatch.handle_stop();
     } else if !known {
@@ -204,11 +200,11 @@ struct Cuts {
 }
 
 impl Cuts {
-    fn new(host: &dyn CallHost, deadline: Timestamp, patience: Duration) -> Self {
+    fn new(host: &dyn CallHost, deadline: Timestamp, policy: &RetryPolicy) -> Self {
         let runtime = host.runtime();
         let from_now = |at: Timestamp| Duration::from_millis(at.saturating_sub(runtime.now()));
         let left = from_now(deadline);
-        let grace = from_now(deadline.saturating_add(GRACE_MS));
+        let grace = from_now(policy.end_of_grace(deadline));
         Self {
             stop: Some(host.stop().wait().boxed_local()),
             deadline: Some(runtime.sleep(left)),
@@ -216,7 +212,7 @@ impl Cuts {
             grace_told: false,
             drained: None,
             runtime,
-            patience,
+            patience: policy.read_timeout,
         }
     }
 

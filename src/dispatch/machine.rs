@@ -9,6 +9,7 @@
 mod tests;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
@@ -19,18 +20,12 @@ use crate::agent::{Shape, SubAgent};
 use crate::error::Code;
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
-use crate::protocol::ids::{AgentType, Position, Sequence, SessionId, StreamId, Timestamp};
+use crate::protocol::ids::{AgentType, Position, Sequence, SessionId, StreamId, Timestamp, millis};
 use crate::protocol::message::{SessionStatus, StartResponse};
 use crate::protocol::usage::RollupOrigin;
 use crate::session::CallFailure;
 use crate::store::SubRemote;
 use crate::transport::{RetryPolicy, TransportError};
-
-/// The longest wait that a peer may ask for, in milliseconds.
-const LONGEST_WAIT: u64 = 60_000;
-
-/// From the second wait in a row on: this many bases, doubled once and then kept.
-const LATER_WAIT: u64 = 16;
 
 /// What the machine has to know of a sub-agent.
 #[derive(Clone)]
@@ -366,18 +361,17 @@ impl Dispatch {
         );
     }
 
-    /// Waits before the next attempt. Attempts in a row wait 1, 16, 32, 32… bases: with the default
-    /// of 500 ms the first is quick, and three span 24.5 s.
+    /// Waits before the next attempt. Of attempts in a row the first is quick.
     pub(super) fn pause(&mut self, then: Then, at_least: Option<u32>, now: Timestamp) {
-        let base = u64::try_from(self.terms.policy.retry_base.as_millis()).unwrap_or(LONGEST_WAIT);
-        let wait = base.saturating_mul(match self.waits {
-            0 => 1,
-            1 => LATER_WAIT,
-            _ => LATER_WAIT * 2,
-        });
+        let policy = &self.terms.policy;
+        let wait = match self.waits {
+            0 => policy.retry_base,
+            1 => policy.reattach_wait,
+            _ => policy.reattach_wait.saturating_mul(2),
+        };
         self.waits = self.waits.saturating_add(1);
-        let asked = at_least.map_or(0, |seconds| u64::from(seconds).saturating_mul(1000));
-        let until = now.saturating_add(wait.max(asked).min(LONGEST_WAIT));
+        let asked = Duration::from_secs(at_least.unwrap_or(0).into());
+        let until = now.saturating_add(millis(wait.max(asked).min(policy.longest_wait)));
         self.go(Phase::Pausing(then), Effect::Sleep { until });
     }
 
@@ -409,7 +403,10 @@ impl Dispatch {
                 _ => {
                     self.stopping = false;
                     // What the child has said by then is heard after the interrupt.
-                    known.flatten().into_iter().for_each(|stream| self.identify(stream));
+                    known
+                        .flatten()
+                        .into_iter()
+                        .for_each(|stream| self.identify(stream));
                     self.interrupt(Draft::failed(interrupted()));
                 }
             };

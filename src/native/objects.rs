@@ -23,7 +23,7 @@ use crate::http::{Body, BodyError, ByteStream, Request, Response};
 use crate::mount::{Mount, Objects, serve};
 use crate::platform::{ObjectRuntime as _, Runtime as _};
 use crate::producer::Producer;
-use crate::protocol::ids::{SessionId, Timestamp};
+use crate::protocol::ids::{SessionId, Timestamp, millis};
 use crate::store::{Database, SqlStore, SqlValue};
 use crate::transport::{Fetch, FetchError};
 
@@ -162,7 +162,7 @@ impl LocalObjects {
             return Err(Error::internal("the objects are gone"));
         };
         // An object that is opened anew finds the clock where it is, not where it began.
-        let elapsed = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let elapsed = millis(self.began.elapsed());
         let runtime = LocalRuntime::new(self.base.saturating_add(elapsed), self.log.clone());
         let (objects, told) = (self.this.clone(), session.clone());
         runtime.on_effect(Rc::new(move |effect| {

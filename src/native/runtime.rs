@@ -13,7 +13,7 @@ use futures::future::{FutureExt as _, LocalBoxFuture, Shared};
 
 use crate::error::{Error, Result};
 use crate::platform::{Level, Line, ObjectRuntime, Runtime};
-use crate::protocol::ids::Timestamp;
+use crate::protocol::ids::{Timestamp, millis};
 
 /// Where log lines go as JSON, beside whichever subscriber of `tracing` the program has.
 pub type LogSink = Rc<dyn Fn(Level, &str)>;
@@ -136,7 +136,7 @@ impl LocalRuntime {
 
 impl Runtime for LocalRuntime {
     fn now(&self) -> Timestamp {
-        let elapsed = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let elapsed = millis(self.began.elapsed());
         self.base.saturating_add(elapsed)
     }
 

@@ -21,7 +21,7 @@ use crate::consumer::{CallHost, CallSpec, run_call};
 use crate::dispatch::{CallOutcome, child_id, message_for};
 use crate::error::{Code, Error, Result};
 use crate::platform::{Level, Runtime};
-use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp};
+use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp, millis};
 use crate::protocol::message::{ParentRef, StartRequest};
 use crate::protocol::request::{DEPTH_LIMIT, too_deep};
 use crate::session::{CallFailure, ChildSettled};
@@ -320,7 +320,7 @@ impl CallSide {
             )?),
             None => None,
         };
-        let timeout = u64::try_from(sub.policy.call_timeout.as_millis()).unwrap_or(u64::MAX);
+        let timeout = millis(sub.policy.call_timeout);
         Ok(CallSpec {
             tool_call_id: self.tool_call_id.clone(),
             request: StartRequest {

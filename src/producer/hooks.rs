@@ -13,6 +13,7 @@ use crate::agent::hooks::{changed, fields};
 use crate::agent::{Agent, Completing, Identity, Settled, SettledOutcome};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
+use crate::protocol::ids::millis;
 use crate::protocol::message::SessionStatus;
 use crate::protocol::usage::UsageRollup;
 use crate::session::{Settlement, Transition};
@@ -160,9 +161,7 @@ impl Producer {
             .min(HOOK_RETRY_MOST);
         let begun = DueHook {
             attempts: due.attempts.saturating_add(1),
-            due_at: self
-                .now()
-                .saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)),
+            due_at: self.now().saturating_add(millis(wait)),
             ..due.clone()
         };
         self.apply(|session, _| Ok(session.hook(Write::DueHook(begun))))?;

@@ -13,7 +13,7 @@ use super::publish::Publisher;
 use crate::agent::{Agent, SubAgent};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
-use crate::protocol::ids::{SessionId, Timestamp};
+use crate::protocol::ids::{SessionId, Timestamp, millis};
 use crate::protocol::message::StopRequest;
 use crate::session::{SPANS_AT_ONCE, next_expiry, retention};
 use crate::store::{Database, DueHook, SqlValue, SubSessionRecord};
@@ -120,7 +120,7 @@ impl Producer {
         }
         let expiry = match agent.expiry {
             Some(after) => {
-                let after = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
+                let after = millis(after);
                 self.read(|session| session.record.updated_at.saturating_add(after))?
             }
             None => None,

@@ -16,7 +16,6 @@ use futures::stream;
 
 use super::{Halt, Producer};
 use crate::agent::{Agent, SubAgent};
-use crate::consumer::GRACE_MS;
 use crate::dispatch::{attach_instead, child_id, lost_cause, rollup};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
@@ -159,7 +158,7 @@ impl Producer {
             Ok(_) => return Fate::Settles,
             Err(error) => error,
         };
-        if lost_cause(&error).is_some() || self.is_past_grace(child) {
+        if lost_cause(&error).is_some() || self.is_past_grace(sub, child) {
             return Fate::Settles;
         }
         self.warn_of(child, &format!("its status cannot be read: {error}"));
@@ -353,7 +352,7 @@ impl Producer {
             Err(error) => {
                 let cause = match lost_cause(&error) {
                     Some(cause) => cause,
-                    None if self.is_past_grace(&child) => {
+                    None if self.is_past_grace(sub, &child) => {
                         told = self.interrupt_child(sub, &child).await;
                         "status_unreachable".into()
                     }
@@ -479,8 +478,8 @@ impl Producer {
         Some((sub.clone(), id))
     }
 
-    fn is_past_grace(&self, child: &SubSessionRecord) -> bool {
-        self.now() > child.deadline.saturating_add(GRACE_MS)
+    fn is_past_grace(&self, sub: &SubAgent, child: &SubSessionRecord) -> bool {
+        self.now() > sub.policy.end_of_grace(child.deadline)
     }
 
     fn warn_of(&self, child: &SubSessionRecord, note: &str) {

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::rc::Rc;
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -156,6 +157,12 @@ pub type Sequence = u64;
 
 /// Milliseconds since the Unix epoch.
 pub type Timestamp = u64;
+
+/// A span of time as timestamps count it: whole milliseconds.
+#[must_use]
+pub fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// A place in a stream, or none. The wire writes [`Position::None`] as `-1`.
 ///

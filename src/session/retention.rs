@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use super::{Session, Transition};
-use crate::protocol::ids::{RunId, Sequence, Timestamp};
+use crate::protocol::ids::{RunId, Sequence, Timestamp, millis};
 use crate::protocol::message::SessionStatus;
 use crate::store::{LogSpan, LogStats, Write};
 
@@ -70,7 +70,7 @@ impl Retention {
     }
 
     fn expires(&self, span: &LogSpan) -> Option<Timestamp> {
-        let age = u64::try_from(self.max_age?.as_millis()).unwrap_or(u64::MAX);
+        let age = millis(self.max_age?);
         Some(span.committed_at.saturating_add(age))
     }
 }

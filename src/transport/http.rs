@@ -38,9 +38,6 @@ const ANSWER_LIMIT: usize = 8 * 1024 * 1024;
 /// The largest error envelope, in bytes.
 const ENVELOPE_LIMIT: usize = 64 * 1024;
 
-/// The longest wait between two tries, a `Retry-After` included.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
-
 /// Makes headers for one request; asked anew for each try, so that a short-lived token is fresh.
 /// The error's text reaches logs: it must not hold a credential.
 pub type HeaderFactory = Rc<dyn Fn() -> LocalBoxFuture<'static, Result<HeaderMap, String>>>;
@@ -257,14 +254,11 @@ impl HttpTransport {
     /// what the peer asked for.
     fn backoff(&self, tries: u32, retry_after: Option<u32>) -> Duration {
         let doubled = 1_u32.checked_shl(tries).unwrap_or(u32::MAX);
-        let full = self
-            .policy
-            .retry_base
-            .saturating_mul(doubled)
-            .min(LONGEST_WAIT);
+        let longest = self.policy.longest_wait;
+        let full = self.policy.retry_base.saturating_mul(doubled).min(longest);
         let [chance, ..] = self.runtime.entropy();
         let wait = full / 2 + full / 2 * u32::from(chance) / 255;
-        let asked = Duration::from_secs(retry_after.unwrap_or(0).into()).min(LONGEST_WAIT);
+        let asked = Duration::from_secs(retry_after.unwrap_or(0).into()).min(longest);
         wait.max(asked)
     }
 

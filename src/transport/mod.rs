@@ -21,7 +21,7 @@ pub use self::http::{HeaderFactory, HeaderSource, HttpTransport};
 pub use self::objects::ObjectsFetch;
 use crate::http::{Request, Response};
 use crate::protocol::frame::Frame;
-use crate::protocol::ids::{Position, SessionId, StreamId};
+use crate::protocol::ids::{Position, SessionId, StreamId, Timestamp, millis};
 use crate::protocol::message::{
     ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse,
     StopRequest, StopResponse, UsageResponse,
@@ -160,10 +160,26 @@ pub struct RetryPolicy {
     pub post_retries: u32,
     /// Each try of a POST's own deadline. Default 30 s.
     pub post_timeout: Duration,
-    /// The first wait between tries; it doubles, with jitter. Default 500 ms.
+    /// The first wait between tries of a request; it doubles, with jitter. Also the wait before the
+    /// first of several attaches in a row. Default 500 ms.
     pub retry_base: Duration,
+    /// The wait before the second attach in a row; later ones wait twice that. All get up to a tenth
+    /// on top, by chance. Default 8 s, so that three attaches span 24.5 s.
+    pub reattach_wait: Duration,
+    /// The longest wait between two tries, also where `Retry-After` asks for more. Default 60 s.
+    pub longest_wait: Duration,
+    /// How long beyond `call_timeout` a start that has to be stopped is sent again, and a child that
+    /// may have ended in time is asked. Default 60 s.
+    pub grace: Duration,
     /// Each recovery read's own deadline. Default 10 s.
     pub read_timeout: Duration,
+}
+
+impl RetryPolicy {
+    /// When the grace of a call with this deadline is over.
+    pub(crate) fn end_of_grace(&self, deadline: Timestamp) -> Timestamp {
+        deadline.saturating_add(millis(self.grace))
+    }
 }
 
 impl Default for RetryPolicy {
@@ -176,6 +192,9 @@ impl Default for RetryPolicy {
             post_retries: 3,
             post_timeout: Duration::from_secs(30),
             retry_base: Duration::from_millis(500),
+            reattach_wait: Duration::from_secs(8),
+            longest_wait: Duration::from_secs(60),
+            grace: Duration::from_secs(60),
             read_timeout: Duration::from_secs(10),
         }
     }

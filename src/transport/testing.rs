@@ -8,7 +8,7 @@ use futures::future::LocalBoxFuture;
 use tokio::time::Instant;
 
 use crate::platform::{Level, Runtime};
-use crate::protocol::ids::Timestamp;
+use crate::protocol::ids::{Timestamp, millis};
 
 /// Where the test clock begins.
 pub(crate) const EPOCH: Timestamp = 1_800_000_000_000;
@@ -31,7 +31,7 @@ impl TestRuntime {
 
     /// Milliseconds of virtual time since the test began.
     pub(crate) fn elapsed(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
+        millis(self.begun.elapsed())
     }
 }
 

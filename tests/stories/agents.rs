@@ -40,6 +40,7 @@ pub fn policy() -> RetryPolicy {
         post_timeout: Duration::from_secs(10),
         read_timeout: Duration::from_secs(10),
         retry_base: Duration::from_millis(10),
+        reattach_wait: Duration::from_millis(160),
         ..RetryPolicy::default()
     }
 }

@@ -346,6 +346,14 @@ fn the_default_policy_is_the_contract_s() {
         (3, 3, 3)
     );
     assert_eq!(policy.retry_base.as_millis(), 500);
+    assert_eq!(
+        (
+            policy.reattach_wait.as_secs(),
+            policy.longest_wait.as_secs(),
+            policy.grace.as_secs()
+        ),
+        (8, 60, 60)
+    );
 }
 
 #[tokio::test(start_paused = true)]
