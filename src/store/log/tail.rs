@@ -13,8 +13,11 @@ use crate::store::rows::{INLINE_BYTES, Place, Row, integer, text};
 use crate::store::schema::{TAIL_0, TAIL_1};
 use crate::store::{Database, Epoch, SqlValue};
 
-/// A row of this many bytes wastes less than a tenth of the pages it takes.
-const WHOLE_BYTES: usize = 24 * 1024;
+/// A smaller row is packed with others: however well it fills its pages, there are too many of them.
+const WHOLE_BYTES: usize = 12 * 1024;
+
+/// The size of a page of SQLite's, here and on the platform.
+const PAGE: usize = 4096;
 
 /// A tail that holds this many bytes is full. With one more row it stays below eight packed rows.
 pub(super) const TAIL_BYTES: u64 = 960 * 1024;
@@ -165,7 +168,7 @@ impl Hint {
             return Ok(None);
         }
         let body = chunks.join("\n");
-        if body.len() >= WHOLE_BYTES || !are_chunks(chunks, &body) || announces(chunks) {
+        if fills_its_pages(body.len()) || !are_chunks(chunks, &body) || announces(chunks) {
             return Ok(None);
         }
         let count = u64::try_from(chunks.len()).unwrap_or(u64::MAX);
@@ -271,7 +274,7 @@ impl Head {
             integer(self.next_byte)?,
             at.map_or(Ok(SqlValue::Null), integer)?,
         ];
-        if body.len() >= WHOLE_BYTES {
+        if fills_its_pages(body.len()) {
             values.push(whole_body(database, first, body)?);
             database.query(
                 "INSERT INTO ra_chunks
@@ -330,6 +333,32 @@ impl Head {
     }
 }
 
+/// Whether a row with a body of this many bytes is worth a place of its own: it wastes less than a
+/// tenth of the pages that it takes.
+///
+/// SQLite keeps the beginning of a long row in a leaf of the table and the rest in pages of its own,
+/// divided so that these are full where the beginning still fits into a leaf
+/// (<https://sqlite.org/fileformat2.html#b_tree_pages>, "payload").
+fn fills_its_pages(body: usize) -> bool {
+    /// What a row has beside its body: the other columns, and the headers of row and cell.
+    const AROUND: usize = 48;
+    /// The bytes of an overflow page that hold payload.
+    const OVERFLOW: usize = PAGE - 4;
+    /// At most this much of a row stands in a leaf, and if it is longer, at least that much.
+    const MOST: usize = PAGE - 35;
+    const LEAST: usize = (PAGE - 12) * 32 / 255 - 23;
+    if body < WHOLE_BYTES {
+        return false;
+    }
+    let payload = body.saturating_add(AROUND);
+    let fitting = LEAST + payload.saturating_sub(LEAST) % OVERFLOW;
+    let in_leaf = if fitting <= MOST { fitting } else { LEAST };
+    let pages = payload.saturating_sub(in_leaf).div_ceil(OVERFLOW);
+    let leaf = PAGE / (PAGE / in_leaf).max(1);
+    let taken = pages.saturating_mul(PAGE).saturating_add(leaf);
+    taken.saturating_sub(body) < taken / 10
+}
+
 /// Only a huge chunk, alone in its row, goes to the parts.
 fn whole_body(database: &dyn Database, first: Sequence, body: String) -> Result<SqlValue> {
     if body.len() <= INLINE_BYTES {
@@ -343,4 +372,54 @@ fn whole_body(database: &dyn Database, first: Sequence, body: String) -> Result<
         column: "body",
     };
     place.keep(database, body, INLINE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::{PAGE, fills_its_pages};
+    use crate::store::schema::{MIGRATIONS, Stage, migrate};
+    use crate::store::{Database as _, SqlValue};
+
+    /// Bytes that SQLite takes for one of many rows like this.
+    fn taken(body: usize) -> usize {
+        const ROWS: usize = 40;
+        let database = crate::native::RusqliteDatabase::in_memory().unwrap();
+        migrate(&database, MIGRATIONS, Stage::Absent).unwrap();
+        let pages = || match database.query("PRAGMA page_count", &[]).unwrap()[0][0] {
+            SqlValue::Integer(count) => usize::try_from(count).unwrap(),
+            ref other => panic!("{other:?}"),
+        };
+        let before = pages();
+        let insert = "INSERT INTO ra_chunks
+                (first_sequence, last_sequence, bytes, start_byte, committed_at, body)
+             VALUES (?1, ?1, ?2, ?1 * ?2, 1790000000000, ?3)";
+        for row in 1..=ROWS {
+            let number = |value| SqlValue::Integer(i64::try_from(value).unwrap());
+            let values = [
+                number(row * 100),
+                number(body),
+                SqlValue::Text("x".repeat(body)),
+            ];
+            database.query(insert, &values).unwrap();
+        }
+        (pages() - before) * PAGE / ROWS
+    }
+
+    #[test]
+    fn a_row_of_its_own_wastes_less_than_a_tenth_of_its_pages() {
+        let mut own = 0;
+        for body in (8_000..60_000).step_by(397) {
+            let taken = taken(body);
+            if fills_its_pages(body) {
+                own += 1;
+                assert!((taken - body) * 9 < taken, "{body} bytes take {taken}");
+            }
+            if body >= 30_000 {
+                assert!(fills_its_pages(body), "{body} bytes take {taken}");
+            }
+        }
+        assert!(own > 100, "{own} of 131 sizes");
+    }
 }
