@@ -228,7 +228,7 @@ pub(super) fn a_malformed_row_stays_alone(subject: Subject<'_>) {
     let database = site.sql();
     let reader = store.clone();
     let tampered = std::cell::Cell::new(0);
-    let all = log::grown(&*store, 900, |all| {
+    let all = log::grown(&*store, 1_500, |all| {
         if tampered.get() == 0 && all.len() > 200 {
             let place = database
                 .query("SELECT first_sequence, last_sequence FROM ra_tail_0 WHERE first_sequence > 100 LIMIT 1", &[])
