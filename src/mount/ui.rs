@@ -1,8 +1,8 @@
 //! `/ui`: the bytes of a stream as the AI SDK reads it.
 //!
-//! Takes what the mount shows of `/sse`, event by event, and holds no more than one event. A part
-//! of a chunk carries the chunk's sequence as its id, the last one of them, so that a reader that
-//! was cut between them gets them all again. Implements section 10.
+//! Takes what the mount shows of `/sse`, event by event, and holds no more than one event. Of a
+//! chunk's parts the last one carries the chunk's sequence as its id, so that a reader that was cut
+//! between them takes none of them for read. Implements section 10.
 
 use bytes::Bytes;
 use futures::stream::{self, StreamExt as _};
@@ -112,8 +112,10 @@ impl Reading {
 
     fn frame(&mut self, frame: Frame) -> String {
         let id = match &frame {
-            Frame::Chunk { sequence, .. } => Some(sequence.to_string()),
-            _ => None,
+            Frame::Chunk { sequence, .. } | Frame::CaughtUp { sequence } => {
+                Some(sequence.to_string())
+            }
+            Frame::End(_) | Frame::Error(_) => None,
         };
         let is_end = match &frame {
             Frame::End(_) => true,
