@@ -102,6 +102,8 @@ export interface ChatTransportOptions {
   headers?: () => Record<string, string> | Promise<Record<string, string>>;
   /** Which runs `reconnectToStream` gives: one that is under way, or also one that has ended. Default: `"running"`. */
   reconnect?: "running" | "always";
+  /** What is read of an answer that is discarded: `"close"` is for versions of `ai` before 7. Default: `"reset"`. */
+  discard?: "reset" | "close";
   /** How often in a row a stream is opened again without anything new. Default: 5. */
   attempts?: number;
   /** Milliseconds before it is opened again; doubled up to 10 s. Default: 500. */
@@ -131,7 +133,7 @@ interface RequestOptions {
  * or was stopped. Stopping a chat stops the reading, not the run.
  */
 export function chatTransport(options: ChatTransportOptions) {
-  const { agentType, origin = "", basePath = "/agents", headers = () => ({}), reconnect = "running" } = options;
+  const { agentType, origin = "", basePath = "/agents", headers = () => ({}), reconnect = "running", discard = "reset" } = options;
   const base = `${origin}${basePath}/${encodeURIComponent(agentType)}`;
 
   async function ask(path: string, { headers: more, abortSignal }: RequestOptions, init: RequestInit & { headers?: Record<string, string> } = {}): Promise<Response> {
@@ -149,7 +151,7 @@ export function chatTransport(options: ChatTransportOptions) {
     return ask(action, request, { method: "POST", headers, body: JSON.stringify(body) });
   };
 
-  const open = (request: RequestOptions) => ask(`ui?${new URLSearchParams({ sessionId: request.chatId, discard: "reset" })}`, request);
+  const open = (request: RequestOptions) => ask(`ui?${new URLSearchParams({ sessionId: request.chatId, discard })}`, request);
 
   return {
     /** What is read again begins with the run. */

@@ -154,3 +154,6 @@ fn written(id: Option<&str>, parts: &[UiPart]) -> String {
     }
     out
 }
+
+#[cfg(test)]
+mod tests;

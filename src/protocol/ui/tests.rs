@@ -222,7 +222,7 @@ fn nothing_is_kept_of_a_step_that_is_over() {
         let is_over =
             matches!(frame, FrameRow::Chunk { chunk, .. } if chunk.kind() == "step_committed");
         stream.take(frame.clone().into());
-        assert_eq!(is_over && stream.step.is_some(), false);
+        assert!(!is_over || stream.step.is_none());
     }
     assert!(stream.step.is_none() && stream.text.is_none() && stream.reasoning.is_none());
 }
