@@ -253,3 +253,12 @@ describe("the package's chat", () => {
     assert.deepEqual([chat.status, chat.error.message], ["error", "The model failed."]);
   });
 });
+
+test("the README's example is what is compiled", () => {
+  const read = (path) => readFileSync(new URL(path, import.meta.url), "utf8");
+  const [, example] = read("../README.md").match(/```ts\n(import \{ chatTransport[^]*?)```/);
+  const compiled = read("types.ts");
+  const blocks = example.split("\n\n").filter((block) => !/^(import|\/\/) /.test(block));
+  assert.equal(blocks.length, 3);
+  for (const block of blocks) assert.ok(compiled.includes(block.trim()), block);
+});
