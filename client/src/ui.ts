@@ -222,8 +222,8 @@ async function* partsOf(open: () => Promise<Response>, signal: AbortSignal, { at
           throw new SourceError("The run that was read is no longer there to be read on.", { status: 410, code: "TRUNCATED" });
         }
         yield* parts;
-        failures = 0;
         if (id === undefined) return;
+        if (id > seen) failures = 0;
         seen = Math.max(seen, id);
       }
       throw new SourceError("the stream broke off", {});

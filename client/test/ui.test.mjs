@@ -172,6 +172,18 @@ describe("the transport", () => {
     assert.equal(requests.length, 1 + 4);
   });
 
+  test("being caught up again is nothing new, and anything new gives it time", async () => {
+    const text = bytesOf(whole);
+    const caughtUp = text.indexOf("\n\n", text.indexOf("data-cursor")) + 2;
+    const stuck = mount(text, Array(20).fill(caughtUp));
+    await assert.rejects(all(await send(chatTransport({ ...stuck.options, attempts: 3 }), [message("m-1", "Do it.")])), { name: "SourceError" });
+    assert.equal(stuck.requests.length, 1 + 4);
+    const cuts = Array.from({ length: 12 }, (_, n) => Math.floor((text.length * (n + 1)) / 13));
+    const slow = mount(text, cuts);
+    const parts = await all(await send(chatTransport({ ...slow.options, attempts: 3 }), [message("m-1", "Do it.")]));
+    assert.deepEqual(split(parts)[1], split(whole.all)[1]);
+  });
+
   test("a run that is no longer there is not mixed with the next", async () => {
     const text = bytesOf(whole);
     const next = text.replaceAll(/id: (\d+)/g, (_, id) => `id: ${Number(id) + 100}`).replaceAll("run-1", "run-2");
