@@ -78,8 +78,9 @@ test("a part of a document is the chunk that it was made of", () => {
   const documents = new Set(["state_patch", "step_committed", "step_discarded", "stream_resync"]);
   let count = 0;
   for (const { frames, all, session } of cases) {
-    const chunks = frames.filter(({ chunk }) => documents.has(chunk?.type) || (chunk?.remoteSource && !chunk.type.startsWith("subagent_")));
-    const back = all.map(chunkOf).filter((found) => found && (found.chunk.agentId !== session || documents.has(found.chunk.type) || found.chunk.remoteSource));
+    const isFound = (chunk) => documents.has(chunk.type) || ((chunk.remoteSource || chunk.agentId !== session) && !chunk.type.startsWith("subagent_"));
+    const chunks = frames.filter(({ chunk }) => chunk && isFound(chunk));
+    const back = all.map(chunkOf).filter((found) => found && isFound(found.chunk));
     assert.deepEqual(back, chunks);
     count += chunks.length;
   }

@@ -271,6 +271,14 @@ fn a_stream_that_breaks_off_says_so_and_is_not_done() {
     assert!(told.contains(code), "{told}");
     assert!(told.contains("\"errorText\":\"The stream broke off; attach again.\""));
     assert!(!told.contains(DONE) && !told.contains("text-end"), "{told}");
+    // So is one whose object says so itself.
+    let error =
+        "event: error\ndata: {\"code\":\"INTERNAL\",\"error\":\"Later.\",\"recoverable\":true}\n\n";
+    let told = read(&raw(), &format!("{begun}{error}"));
+    assert!(
+        told.contains("\"errorText\":\"Later.\"") && !told.contains(DONE),
+        "{told}"
+    );
     // A body that breaks off breaks off for the reader too, behind that.
     let broken = BodyError("reset".into());
     let parts = vec![Ok(Bytes::from(begun)), Err(broken.clone())];
