@@ -24,7 +24,7 @@ mod tests;
 /// What a reader is told when the model's answer is discarded that it has read the beginning of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Discard {
-    /// What is open is closed, and the step with it. Every version of the package reads this.
+    /// What is open is closed, and the step with it. Versions of the package from 5 on read this.
     #[default]
     Close,
     /// `reset-step`: the package takes the parts back. Its versions before 7 do not know it.
