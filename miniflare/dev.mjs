@@ -94,6 +94,10 @@ Follow what it and its sub-agents do, to the end:
 
   curl -sSN '${consumer}/agents/writer/sse?sessionId=${sessionId}' -H "Authorization: Bearer $KEY"
 
+The same as a UI message stream of the AI SDK:
+
+  curl -sSN '${consumer}/agents/writer/ui?sessionId=${sessionId}' -H "Authorization: Bearer $KEY"
+
 Its status with the report, its state, what it cost:
 
   curl -sS '${consumer}/agents/writer/status?sessionId=${sessionId}' -H "Authorization: Bearer $KEY"

@@ -7,3 +7,4 @@ export type { Chunk, EndFrame, ErrorFrame, Json, PatchOperation, Reading, Snapsh
 export { Follower, type FollowerEvent, type FollowerOptions, type Node } from "./follower.ts";
 export { httpSource, SourceError, type Address, type HttpSourceOptions, type Source } from "./source.ts";
 export { framesOf, type Frame } from "./sse.ts";
+export { chatTransport, chunkOf, type ChatTransportOptions, type StatePatchPartData, type SubagentPartData, type UiDataParts, type UiMetadata, type UiPart } from "./ui.ts";

@@ -12,16 +12,34 @@ export type Frame =
 /** An event that is longer than this is no event of ours. In characters. */
 const EVENT_LIMIT = 4 * 1024 * 1024;
 
+/** One event as it stands in a body. */
+export interface Event {
+  name: string;
+  id: string | undefined;
+  data: string;
+}
+
 /**
  * The frames of a body, one after the other. Events and fields of unknown names are skipped. It ends after a terminal
  * frame. A body that ends without one, or that cannot be read, or that says nothing (not even a comment) for `silence` milliseconds, throws: then the stream was
  * dropped, and did not end.
  */
 export async function* framesOf(body: ReadableStream<Uint8Array>, silence = 45_000): AsyncGenerator<Frame, void, void> {
+  for await (const { name, data } of eventsOf(body, silence)) {
+    const frame = frameOf(name, data);
+    if (frame) yield frame;
+    if (frame?.kind === "end" || frame?.kind === "error") return;
+  }
+  throw new Error("the stream ended without a terminal frame");
+}
+
+/** The events of a body that have data. One that the end of the body cuts off is none. Throws as `framesOf` does. */
+export async function* eventsOf(body: ReadableStream<Uint8Array>, silence = 45_000): AsyncGenerator<Event, void, void> {
   const reader = body.getReader();
   const decoder = new TextDecoder();
   const lines = new Lines();
-  let event = "message";
+  let name = "message";
+  let id: string | undefined;
   let data: string[] = [];
   let size = 0;
   try {
@@ -32,22 +50,23 @@ export async function* framesOf(body: ReadableStream<Uint8Array>, silence = 45_0
         size += line.length;
         if (size > EVENT_LIMIT) throw new Error(`an event is longer than ${EVENT_LIMIT} characters`);
         if (line === "") {
-          const frame = data.length > 0 ? frameOf(event, data.join("\n")) : undefined;
-          event = "message";
+          const event = data.length > 0 ? { name, id, data: data.join("\n") } : undefined;
+          name = "message";
+          id = undefined;
           data = [];
           size = 0;
-          if (frame) yield frame;
-          if (frame?.kind === "end" || frame?.kind === "error") return;
+          if (event) yield event;
           continue;
         }
         const colon = line.indexOf(":");
         const field = colon < 0 ? line : line.slice(0, colon);
         const content = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
-        if (field === "event") event = content;
+        if (field === "event") name = content;
+        else if (field === "id") id = content;
         else if (field === "data") data.push(content);
       }
       if (lines.length > EVENT_LIMIT) throw new Error(`a line is longer than ${EVENT_LIMIT} characters`);
-      if (done) throw new Error("the stream ended without a terminal frame");
+      if (done) return;
     }
   } finally {
     await reader.cancel().catch(() => undefined);

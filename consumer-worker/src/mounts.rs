@@ -1,6 +1,6 @@
 //! This service's one mount, and where the other service's is.
 //!
-//! The mount is raw and serves the writer alone, to whoever has the key. What lives in the other
+//! The mount is raw and serves the writer alone, to whoever has the key, as the AI SDK reads it too. What lives in the other
 //! service is read through [`crate::proxy`], behind the same key.
 
 use remote_agents::Result;
@@ -22,5 +22,6 @@ pub const PRODUCER: &str = "/internal/agents";
 pub fn public(key: Option<String>) -> Result<Mount> {
     Ok(Mount::new(PUBLIC)
         .with_agents([AgentType::parse(writer::AGENT_TYPE)?])
-        .with_auth(Auth::Bearer(key)))
+        .with_auth(Auth::Bearer(key))
+        .with_ui())
 }

@@ -108,7 +108,7 @@ impl ChildProxy<'_> {
             .map_err(Box::new)?;
         admission
             .forward(Bytes::new())
-            .map(|forward| forward.session_id)
+            .map(|forward| forward.asked.session_id)
             .map_err(Box::new)
     }
 

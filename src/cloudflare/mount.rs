@@ -35,13 +35,11 @@ pub async fn serve(
         }
     };
     let Forward {
-        session_id,
-        agent_type,
-        action,
+        asked,
         request: forwarded,
     } = forward;
     let sent = convert::outgoing(forwarded, None)
-        .and_then(|forwarded| stub(namespace, &session_id)?.fetch(&forwarded));
+        .and_then(|forwarded| stub(namespace, &asked.session_id)?.fetch(&forwarded));
     let answer = ffi::settled(sent)
         .await
         .and_then(|answer| answer.dyn_into::<web_sys::Response>());
@@ -49,9 +47,9 @@ pub async fn serve(
         Ok(answer) => answer,
         Err(thrown) => return convert::answer(unanswered(mount, &thrown), None),
     };
-    if mount.rewrites(action) && answer.status() < 400 {
+    if mount.rewrites(asked.action) && answer.status() < 400 {
         let response = match convert::incoming(&answer) {
-            Ok(response) => mount.finish(&agent_type, action, response).await,
+            Ok(response) => mount.finish(&asked, response).await,
             Err(detail) => refused(mount, &Error::internal(detail)),
         };
         return convert::answer(response, convert::signal(request).as_ref());

@@ -8,6 +8,7 @@
 mod auth;
 mod headers;
 mod project;
+mod ui;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -25,10 +26,11 @@ use crate::http::{Body, Request, Response, json as json_answer, refusal};
 use crate::protocol::ids::{AgentType, SessionId};
 use crate::protocol::message::{SnapshotResponse, UsageResponse};
 use crate::protocol::request::{
-    SessionQuery, SseQuery, check_version, idempotency_key, last_event_id, parse_resume,
+    SessionQuery, SseQuery, check_version, idempotency_key, last_event_id, parameter, parse_resume,
     parse_start, parse_stop,
 };
 use crate::protocol::route::{Action, Route, agent_path, normalize_base, parse_path};
+use crate::protocol::ui::{Discard, UiStream};
 use crate::protocol::{BODY_LIMIT, DISPATCH_HEADROOM, VERSION};
 use crate::transport::Fetch;
 use auth::Guard;
@@ -55,6 +57,7 @@ pub struct Mount {
     projection: Option<Projection>,
     usage: Option<UsageProjection>,
     chunks: ChunkDetail,
+    ui: bool,
     body_limit: usize,
 }
 
@@ -73,6 +76,7 @@ impl Mount {
             projection: None,
             usage: None,
             chunks: ChunkDetail::Full,
+            ui: false,
             body_limit: BODY_LIMIT,
         }
     }
@@ -134,6 +138,14 @@ impl Mount {
         self
     }
 
+    /// Serves `/ui`, the stream as the AI SDK reads it, with what this mount shows of `/sse`.
+    /// Default: it is 404 `FEATURE_UNAVAILABLE`.
+    #[must_use]
+    pub fn with_ui(mut self) -> Self {
+        self.ui = true;
+        self
+    }
+
     /// The largest request body, in bytes. Default: [`BODY_LIMIT`].
     #[must_use]
     pub fn with_body_limit(mut self, bytes: usize) -> Self {
@@ -153,6 +165,7 @@ impl Mount {
     pub fn rewrites(&self, action: Action) -> bool {
         match action {
             Action::Sse => self.is_projected() || self.usage.is_some(),
+            Action::Ui => true,
             Action::Snapshot | Action::Tree => self.projection.is_some(),
             Action::Usage => self.usage.is_some(),
             Action::Start | Action::Resume | Action::Status | Action::Interrupt | Action::Abort => {
@@ -263,6 +276,7 @@ impl Mount {
         Admission {
             next,
             projected: self.is_projected(),
+            ui: self.ui,
             body_limit: self.body_limit,
         }
     }
@@ -270,9 +284,9 @@ impl Mount {
     /// The answer to the caller, made of the object's. The body of a snapshot or usage that this
     /// mount [rewrites](Self::rewrites) must be whole; [`Self::finish`] sees to that.
     #[must_use]
-    pub fn answer(&self, agent_type: &AgentType, action: Action, response: Response) -> Response {
-        let response = if self.rewrites(action) && response.status().as_u16() < 400 {
-            self.rewrite(agent_type, action, response)
+    pub fn answer(&self, asked: &Asked, response: Response) -> Response {
+        let response = if self.rewrites(asked.action) && response.status().as_u16() < 400 {
+            self.rewrite(asked, response)
         } else {
             response
         };
@@ -280,13 +294,9 @@ impl Mount {
     }
 
     /// As [`Self::answer`], for a body that may still be on its way.
-    pub async fn finish(
-        &self,
-        agent_type: &AgentType,
-        action: Action,
-        response: Response,
-    ) -> Response {
-        let whole = self.rewrites(action) && action != Action::Sse;
+    pub async fn finish(&self, asked: &Asked, response: Response) -> Response {
+        let streams = matches!(asked.action, Action::Sse | Action::Ui);
+        let whole = self.rewrites(asked.action) && !streams;
         let (parts, body) = response.into_parts();
         let body = match body {
             Body::Stream(_) if whole => match body.collect(ANSWER_LIMIT).await {
@@ -295,7 +305,7 @@ impl Mount {
             },
             body => body,
         };
-        self.answer(agent_type, action, Response::from_parts(parts, body))
+        self.answer(asked, Response::from_parts(parts, body))
     }
 
     /// The answer for an object that threw, was reset, is overloaded or cannot be reached.
@@ -307,9 +317,10 @@ impl Mount {
         )))
     }
 
-    fn rewrite(&self, agent_type: &AgentType, action: Action, response: Response) -> Response {
+    fn rewrite(&self, asked: &Asked, response: Response) -> Response {
+        let action = asked.action;
         let view = View {
-            agent_type: agent_type.clone(),
+            agent_type: asked.agent_type.clone(),
             projection: self.projection.clone(),
             usage: self.usage.clone(),
             chunks: self.chunks,
@@ -318,6 +329,17 @@ impl Mount {
         headers::body_changes(&mut parts.headers);
         let body = match (action, body) {
             (Action::Sse, body) => view.stream(body),
+            (Action::Ui, body) => {
+                // What the mount holds back is gone before a part is made.
+                let shown = if self.rewrites(Action::Sse) {
+                    view.stream(body)
+                } else {
+                    body
+                };
+                let stream = ui::announce(&mut parts.headers);
+                let session = asked.session_id.as_str();
+                ui::stream(shown, UiStream::new(session, stream, asked.discard))
+            }
             (Action::Snapshot | Action::Usage, Body::Full(bytes)) => {
                 match self.rewrite_json(&view, action, &bytes) {
                     Ok(bytes) => Body::Full(bytes),
@@ -361,6 +383,7 @@ impl Mount {
 pub struct Admission {
     next: Next,
     projected: bool,
+    ui: bool,
     body_limit: usize,
 }
 
@@ -398,7 +421,7 @@ impl Admission {
     /// The answer to send instead: a refusal, or the list of agent types.
     #[allow(clippy::result_large_err)] // The answer goes out as it is; it is not passed up far.
     pub fn forward(self, body: Bytes) -> Result<Forward, Response> {
-        let projected = self.projected;
+        let (projected, ui) = (self.projected, self.ui);
         let (agent_type, action, query, headers) = match self.next {
             Next::List(list) => return Err(finished(json_answer(200, &list), projected)),
             Next::Agent {
@@ -416,21 +439,19 @@ impl Admission {
             Err(too_large(self.body_limit))
         } else {
             session_of(action, query.as_deref(), &headers, &body).and_then(|session_id| {
-                let request = object_request(
-                    &session_id,
-                    &agent_type,
-                    action,
-                    query.as_deref(),
-                    headers,
-                    body,
-                    projected,
-                )?;
-                Ok(Forward {
+                let discard = if action == Action::Ui {
+                    discard_of(query.as_deref(), ui)?
+                } else {
+                    Discard::default()
+                };
+                let asked = Asked {
                     session_id,
                     agent_type,
                     action,
-                    request,
-                })
+                    discard,
+                };
+                let request = object_request(&asked, query.as_deref(), headers, body, projected)?;
+                Ok(Forward { asked, request })
             })
         };
         made.map_err(|error| finished(refusal(&error), projected))
@@ -450,15 +471,24 @@ fn is_dispatch(action: Action, body: &[u8]) -> bool {
     action == Action::Start && parse_start(body).is_ok_and(|request| request.parent.is_some())
 }
 
-/// What goes to the object.
-#[derive(Debug)]
-pub struct Forward {
+/// What a request asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
     /// The session, also the object's name.
     pub session_id: SessionId,
     /// The agent type of the path.
     pub agent_type: AgentType,
     /// The action.
     pub action: Action,
+    /// For `/ui`: what its reader is told of a discarded answer.
+    pub discard: Discard,
+}
+
+/// What goes to the object.
+#[derive(Debug)]
+pub struct Forward {
+    /// What was asked for; the mount has to know it of the answer.
+    pub asked: Asked,
     /// The request, as `http://object/{agentType}/{action}?{query}`.
     pub request: Request,
 }
@@ -480,13 +510,9 @@ pub async fn serve(mount: &Mount, objects: &dyn Objects, request: Request) -> Re
         Ok(forward) => forward,
         Err(response) => return response,
     };
-    let object = objects.object(&forward.session_id);
+    let object = objects.object(&forward.asked.session_id);
     match object.fetch(forward.request).await {
-        Ok(response) => {
-            mount
-                .finish(&forward.agent_type, forward.action, response)
-                .await
-        }
+        Ok(response) => mount.finish(&forward.asked, response).await,
         Err(_) => mount.unreachable(),
     }
 }
@@ -510,17 +536,28 @@ fn session_of(
             Ok(request.session_id)
         }
         Action::Interrupt | Action::Abort => Ok(parse_stop(body)?.session_id),
-        Action::Sse => Ok(SseQuery::parse(query, last_event_id(headers)?)?.session_id),
+        Action::Sse | Action::Ui => Ok(SseQuery::parse(query, last_event_id(headers)?)?.session_id),
         Action::Status | Action::Snapshot | Action::Usage | Action::Tree => {
             Ok(SessionQuery::parse(query)?.session_id)
         }
     }
 }
 
+/// Reads what `/ui` takes beside the query of `/sse`, where the mount serves it.
+fn discard_of(query: Option<&str>, is_served: bool) -> Result<Discard> {
+    let discard = Discard::parse(parameter(query, "discard")?.as_deref())?;
+    if is_served {
+        Ok(discard)
+    } else {
+        Err(Error::new(
+            Code::FeatureUnavailable,
+            "This mount does not serve the UI message stream.",
+        ))
+    }
+}
+
 fn object_request(
-    session_id: &SessionId,
-    agent_type: &AgentType,
-    action: Action,
+    asked: &Asked,
     query: Option<&str>,
     mut headers: HeaderMap,
     body: Bytes,
@@ -528,8 +565,14 @@ fn object_request(
 ) -> Result<Request> {
     headers::strip(&mut headers);
     headers::body_changes(&mut headers);
-    headers::mark_internal(&mut headers, session_id, projected)?;
-    let mut uri = format!("http://object{}", agent_path("", agent_type, action, &[]));
+    headers::mark_internal(&mut headers, &asked.session_id, projected)?;
+    // The parts are made of the session's own stream.
+    let action = match asked.action {
+        Action::Ui => Action::Sse,
+        action => action,
+    };
+    let path = agent_path("", &asked.agent_type, action, &[]);
+    let mut uri = format!("http://object{path}");
     if let Some(query) = query {
         uri.push('?');
         uri.push_str(query);

@@ -490,9 +490,9 @@ fn the_object_is_asked_by_session_with_the_callers_headers() {
     let path = "/agents/%70lanner/sse?sessionId=a%3Ab&fromSequence=3&novel=%20x";
     let forward = forward(&public(), "GET", path, &sent, "a body")
         .unwrap_or_else(|r| panic!("{:?}", r.status()));
-    assert_eq!(forward.session_id.as_str(), "a:b");
-    assert_eq!(forward.agent_type, planner());
-    assert_eq!(forward.action, Action::Sse);
+    assert_eq!(forward.asked.session_id.as_str(), "a:b");
+    assert_eq!(forward.asked.agent_type, planner());
+    assert_eq!(forward.asked.action, Action::Sse);
     let request = forward.request;
     assert_eq!(request.method(), Method::GET);
     assert_eq!(
@@ -530,8 +530,17 @@ fn reply(status: u16, pairs: &[(&str, &str)], body: impl Into<Bytes>) -> Respons
     response
 }
 
+fn asked(action: Action) -> Asked {
+    Asked {
+        session_id: SessionId::parse("s").unwrap(),
+        agent_type: planner(),
+        action,
+        discard: Discard::Close,
+    }
+}
+
 fn passed(mount: &Mount, action: Action, response: Response) -> Response {
-    block_on(mount.finish(&planner(), action, response))
+    block_on(mount.finish(&asked(action), response))
 }
 
 #[test]
@@ -685,9 +694,7 @@ fn what_cannot_be_read_is_not_shown() {
         Body::Stream(Box::pin(futures::stream::empty())),
     );
     assert_eq!(
-        public()
-            .answer(&planner(), Action::Snapshot, response)
-            .status(),
+        public().answer(&asked(Action::Snapshot), response).status(),
         500
     );
     let broken = futures::stream::iter([Err(BodyError("reset".into()))]);
@@ -721,18 +728,18 @@ fn what_is_rewritten_is_told_beforehand() {
             .filter(|a| mount.rewrites(*a))
             .collect::<Vec<_>>()
     };
-    assert_eq!(rewritten(&open()), []);
+    assert_eq!(rewritten(&open()), [Action::Ui]);
     assert_eq!(
         rewritten(&open().with_usage_projection(billing())),
-        [Action::Sse, Action::Usage]
+        [Action::Sse, Action::Usage, Action::Ui]
     );
     assert_eq!(
         rewritten(&open().with_projection(projection())),
-        [Action::Sse, Action::Snapshot, Action::Tree]
+        [Action::Sse, Action::Snapshot, Action::Tree, Action::Ui]
     );
     assert_eq!(
         rewritten(&open().with_chunks(ChunkDetail::Lifecycle)),
-        [Action::Sse]
+        [Action::Sse, Action::Ui]
     );
     assert!(!open().with_usage_projection(billing()).is_projected());
     assert!(open().with_projection(projection()).is_projected());

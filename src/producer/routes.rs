@@ -113,6 +113,14 @@ impl Producer {
                     "Tree snapshots are not served by this version.",
                 ))
             }
+            // A mount asks for `/sse` and makes the parts of it.
+            Action::Ui => {
+                self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
+                Err(Error::new(
+                    Code::FeatureUnavailable,
+                    "The UI message stream is served by mounts.",
+                ))
+            }
         }
     }
 

@@ -12,6 +12,7 @@ pub mod request;
 pub mod route;
 pub mod sse;
 pub mod trace;
+pub mod ui;
 pub mod usage;
 
 /// The major version of the contract that this crate speaks.
@@ -36,6 +37,8 @@ pub mod header {
     pub const MOUNT: &str = "x-remote-agents-mount";
     /// The stream's id, on answers of `/sse`.
     pub const STREAM: &str = "x-remote-agents-stream";
+    /// The version of the AI SDK's UI message stream, on answers of `/ui`.
+    pub const UI_STREAM: &str = "x-vercel-ai-ui-message-stream";
     /// What only a mount may set towards its object; such headers are stripped from what comes in.
     pub const INTERNAL_PREFIX: &str = "x-remote-agents-internal-";
     /// The idempotency key of a POST.

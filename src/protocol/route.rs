@@ -33,11 +33,13 @@ pub enum Action {
     Abort,
     /// Tells the snapshots of the session and its descendants.
     Tree,
+    /// Attaches to its stream as the AI SDK reads it, where a mount turns that on.
+    Ui,
 }
 
 impl Action {
     /// Every action.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Start,
         Self::Resume,
         Self::Sse,
@@ -47,6 +49,7 @@ impl Action {
         Self::Interrupt,
         Self::Abort,
         Self::Tree,
+        Self::Ui,
     ];
 
     /// The last part of the action's path.
@@ -62,6 +65,7 @@ impl Action {
             Self::Interrupt => "interrupt",
             Self::Abort => "abort",
             Self::Tree => "tree",
+            Self::Ui => "ui",
         }
     }
 

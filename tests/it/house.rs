@@ -415,7 +415,7 @@ fn the_readme_s_first_job_is_the_one_that_dev_prints() {
         .lines()
         .filter(|line| line.starts_with("curl "))
         .collect();
-    assert_eq!(commands.len(), 6);
+    assert_eq!(commands.len(), 7);
     for command in commands {
         let (command, body) = command.split_once(" -d '").unwrap_or((command, ""));
         let printed = command

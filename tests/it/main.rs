@@ -31,3 +31,4 @@ mod stories;
 mod story;
 mod support;
 mod tools;
+mod ui;

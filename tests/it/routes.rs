@@ -39,6 +39,8 @@ struct MountRow {
     agents: Vec<AgentType>,
     gated: bool,
     projected: bool,
+    #[serde(default)]
+    ui: bool,
 }
 
 #[derive(Deserialize)]
@@ -90,6 +92,9 @@ impl MountRow {
         } else {
             mount.allow_unauthenticated()
         };
+        if self.ui {
+            mount = mount.with_ui();
+        }
         if self.projected {
             mount = mount.with_projection(Projection {
                 name: "nothing".to_owned(),

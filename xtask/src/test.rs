@@ -258,7 +258,11 @@ fn page_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
 
 fn client_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
     let node = provision.node()?;
-    for project in ["client", "consumer-worker/page"] {
+    for project in [
+        "client",
+        "client/tsconfig.types.json",
+        "consumer-worker/page",
+    ] {
         let name = format!("tsc -p {project}");
         progress::step(&name, || {
             let mut command = node.command();
