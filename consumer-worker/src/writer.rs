@@ -23,6 +23,9 @@ pub const AGENT_TYPE: &str = "writer";
 /// The agent type that does the research, in the other service.
 pub const RESEARCH_AGENT_TYPE: &str = "planner";
 
+/// The agent type that the research delegates to in its turn.
+pub const THREAD_AGENT_TYPE: &str = "thread-researcher";
+
 /// A topic as it is kept, in characters.
 const LONGEST_TOPIC: usize = 2000;
 

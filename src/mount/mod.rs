@@ -8,6 +8,7 @@
 mod auth;
 mod headers;
 mod project;
+mod rewrite;
 mod ui;
 
 use std::cell::Cell;
@@ -24,22 +25,20 @@ pub use project::{ChunkDetail, Projection, StateMap, UsageProjection};
 use crate::error::{Code, Error, Result};
 use crate::http::{Body, Request, Response, json as json_answer, refusal};
 use crate::protocol::ids::{AgentType, SessionId};
-use crate::protocol::message::{SnapshotResponse, UsageResponse};
 use crate::protocol::request::{
-    SessionQuery, SseQuery, check_version, idempotency_key, last_event_id, parameter, parse_resume,
-    parse_start, parse_stop,
+    MessagesQuery, SessionQuery, SseQuery, TreeQuery, check_version, idempotency_key,
+    last_event_id, parameter, parse_resume, parse_start, parse_stop,
 };
 use crate::protocol::route::{Action, Route, agent_path, normalize_base, parse_path};
-use crate::protocol::ui::{Discard, UiStream};
+use crate::protocol::ui::Discard;
 use crate::protocol::{BODY_LIMIT, DISPATCH_HEADROOM, VERSION};
 use crate::transport::Fetch;
 use auth::Guard;
-use project::View;
 
 #[cfg(test)]
 mod tests;
 
-/// The largest snapshot or usage answer that a mount reads to rewrite it, in bytes (32 MiB).
+/// The largest JSON answer that a mount reads to rewrite it, in bytes (32 MiB).
 pub const ANSWER_LIMIT: usize = 32 * 1024 * 1024;
 
 /// A logger for the mount's one warning.
@@ -50,6 +49,8 @@ pub struct Mount {
     base_path: String,
     agents: Option<Vec<AgentType>>,
     registered: Vec<AgentType>,
+    descendants: Vec<AgentType>,
+    messages: bool,
     guard: Option<Guard>,
     unauthenticated: bool,
     warning: Option<Warn>,
@@ -69,6 +70,8 @@ impl Mount {
             base_path: normalize_base(base_path.as_ref()),
             agents: None,
             registered: Vec::new(),
+            descendants: Vec::new(),
+            messages: false,
             guard: None,
             unauthenticated: false,
             warning: None,
@@ -92,6 +95,22 @@ impl Mount {
     #[must_use]
     pub fn with_registered(mut self, types: impl IntoIterator<Item = AgentType>) -> Self {
         self.registered = types.into_iter().collect();
+        self
+    }
+
+    /// Agent types that the tree shows beside those that the mount serves: sessions of other services
+    /// that work for these. They are reached by no other route. Default: none.
+    #[must_use]
+    pub fn with_descendants(mut self, types: impl IntoIterator<Item = AgentType>) -> Self {
+        self.descendants = types.into_iter().collect();
+        self
+    }
+
+    /// Serves the conversation: what people and agents said, and on a mount of [`ChunkDetail::Full`]
+    /// the arguments and results of calls, which are no state. Default: `FEATURE_UNAVAILABLE`.
+    #[must_use]
+    pub fn with_messages(mut self) -> Self {
+        self.messages = true;
         self
     }
 
@@ -166,7 +185,9 @@ impl Mount {
         match action {
             Action::Sse => self.is_projected() || self.usage.is_some(),
             Action::Ui => true,
-            Action::Snapshot | Action::Tree => self.projection.is_some(),
+            Action::Snapshot => self.projection.is_some(),
+            Action::Tree => self.projection.is_some() || self.agents.is_some(),
+            Action::Messages => self.is_projected(),
             Action::Usage => self.usage.is_some(),
             Action::Start | Action::Resume | Action::Status | Action::Interrupt | Action::Abort => {
                 false
@@ -235,6 +256,12 @@ impl Mount {
             return Err(refuse(Error::not_found()));
         }
         check_version(headers).map_err(refuse)?;
+        if action == Action::Messages && !self.messages {
+            return Err(refuse(Error::new(
+                Code::FeatureUnavailable,
+                "This mount does not serve the conversation.",
+            )));
+        }
         let readable = readable(self.body_limit, action);
         if action.is_post() && headers::content_length(headers) > readable as u64 {
             return Err(refuse(too_large(self.body_limit)));
@@ -281,7 +308,7 @@ impl Mount {
         }
     }
 
-    /// The answer to the caller, made of the object's. The body of a snapshot or usage that this
+    /// The answer to the caller, made of the object's. The body of a JSON answer that this
     /// mount [rewrites](Self::rewrites) must be whole; [`Self::finish`] sees to that.
     #[must_use]
     pub fn answer(&self, asked: &Asked, response: Response) -> Response {
@@ -315,62 +342,6 @@ impl Mount {
             Code::TransportError,
             "The session cannot be reached right now; try again.",
         )))
-    }
-
-    fn rewrite(&self, asked: &Asked, response: Response) -> Response {
-        let action = asked.action;
-        let view = View {
-            agent_type: asked.agent_type.clone(),
-            projection: self.projection.clone(),
-            usage: self.usage.clone(),
-            chunks: self.chunks,
-        };
-        let (mut parts, body) = response.into_parts();
-        headers::body_changes(&mut parts.headers);
-        let body = match (action, body) {
-            (Action::Sse, body) => view.stream(body),
-            (Action::Ui, body) => {
-                // What the mount holds back is gone before a part is made.
-                let shown = if self.rewrites(Action::Sse) {
-                    view.stream(body)
-                } else {
-                    body
-                };
-                let stream = ui::announce(&mut parts.headers);
-                let session = asked.session_id.as_str();
-                ui::stream(shown, UiStream::new(session, stream, asked.discard))
-            }
-            (Action::Snapshot | Action::Usage, Body::Full(bytes)) => {
-                match self.rewrite_json(&view, action, &bytes) {
-                    Ok(bytes) => Body::Full(bytes),
-                    Err(error) => return refusal(&error),
-                }
-            }
-            (Action::Tree, _) => {
-                return refusal(&Error::new(
-                    Code::FeatureUnavailable,
-                    "A projected mount does not serve the tree.",
-                ));
-            }
-            _ => return refusal(&Error::internal("an answer's body was not whole")),
-        };
-        Response::from_parts(parts, body)
-    }
-
-    fn rewrite_json(&self, view: &View, action: Action, body: &[u8]) -> Result<Bytes> {
-        // The reader's message could quote the state, so it is not told.
-        let unreadable = |_| Error::internal("the object's answer cannot be read");
-        let written = if action == Action::Snapshot {
-            let mut answer: SnapshotResponse = serde_json::from_slice(body).map_err(unreadable)?;
-            answer.state = view.state(&answer.state);
-            answer.projection = self.projection.as_ref().map(|p| p.name.clone());
-            serde_json::to_vec(&answer)
-        } else {
-            let mut answer: UsageResponse = serde_json::from_slice(body).map_err(unreadable)?;
-            answer.rollup = view.usage(&answer.rollup);
-            serde_json::to_vec(&answer)
-        };
-        written.map(Bytes::from).map_err(unreadable)
     }
 
     /// What every answer passes last.
@@ -537,9 +508,11 @@ fn session_of(
         }
         Action::Interrupt | Action::Abort => Ok(parse_stop(body)?.session_id),
         Action::Sse | Action::Ui => Ok(SseQuery::parse(query, last_event_id(headers)?)?.session_id),
-        Action::Status | Action::Snapshot | Action::Usage | Action::Tree => {
+        Action::Status | Action::Snapshot | Action::Usage => {
             Ok(SessionQuery::parse(query)?.session_id)
         }
+        Action::Tree => Ok(TreeQuery::parse(query)?.session_id),
+        Action::Messages => Ok(MessagesQuery::parse(query)?.session_id),
     }
 }
 

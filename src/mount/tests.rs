@@ -246,6 +246,7 @@ fn a_known_path_has_one_method_and_says_so() {
 
 #[test]
 fn a_bearer_key_opens_every_route_and_nothing_else_does() {
+    let public = || public().with_messages();
     let right = ["Bearer key", "bearer key", "BEARER   key", "Bearer key "];
     let wrong = [
         "",
@@ -679,6 +680,7 @@ fn what_cannot_be_read_is_not_shown() {
         (Action::Snapshot, String::new()),
         (Action::Usage, format!("[\"{CANARY}\"]")),
         (Action::Tree, snapshot().to_string()),
+        (Action::Messages, snapshot().to_string()),
     ] {
         for status in [200, 201, 206, 299, 302] {
             let response = passed(&public(), action, reply(status, &[], body.clone()));
@@ -735,11 +737,21 @@ fn what_is_rewritten_is_told_beforehand() {
     );
     assert_eq!(
         rewritten(&open().with_projection(projection())),
-        [Action::Sse, Action::Snapshot, Action::Tree, Action::Ui]
+        [
+            Action::Sse,
+            Action::Snapshot,
+            Action::Tree,
+            Action::Ui,
+            Action::Messages
+        ]
+    );
+    assert_eq!(
+        rewritten(&open().with_agents(types(&["planner"]))),
+        [Action::Tree, Action::Ui]
     );
     assert_eq!(
         rewritten(&open().with_chunks(ChunkDetail::Lifecycle)),
-        [Action::Sse, Action::Ui]
+        [Action::Sse, Action::Ui, Action::Messages]
     );
     assert!(!open().with_usage_projection(billing()).is_projected());
     assert!(open().with_projection(projection()).is_projected());

@@ -9,6 +9,7 @@ mod answer;
 #[cfg(feature = "bench")]
 mod bench;
 mod calls;
+mod descendants;
 mod hooks;
 mod lifecycle;
 mod publish;
@@ -17,6 +18,7 @@ mod retention;
 mod routes;
 mod run;
 mod stream;
+mod tree;
 mod usage;
 
 use std::cell::{Cell, RefCell};

@@ -19,11 +19,12 @@ use crate::protocol::canonical;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId};
 use crate::protocol::message::{ResumeMode, SessionStatus, StartResponse, StopResponse};
 use crate::protocol::request::{
-    SessionQuery, SseQuery, idempotency_key, parameter, parse_resume, parse_start, parse_stop,
+    MessagesQuery, SessionQuery, SseQuery, TreeQuery, idempotency_key, parameter, parse_resume,
+    parse_start, parse_stop,
 };
 use crate::protocol::route::Action;
 use crate::protocol::trace::TraceContext;
-use crate::session::{Accepted, Begin, EntryIds, Healed, Reopen, Session};
+use crate::session::{Accepted, Begin, EntryIds, Healed, Reopen, Session, page};
 use crate::store::{IdempotencyRecord, RunRecord, SessionOrigin, StopKind};
 
 impl Producer {
@@ -107,11 +108,17 @@ impl Producer {
                 ))
             }
             Action::Tree => {
-                self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
-                Err(Error::new(
-                    Code::FeatureUnavailable,
-                    "Tree snapshots are not served by this version.",
-                ))
+                let query = TreeQuery::parse(query)?;
+                self.expect(&agent_type, &query.session_id)?;
+                Ok(json_answer(200, &self.tree(query.bounds).await?))
+            }
+            Action::Messages => {
+                let query = MessagesQuery::parse(query)?;
+                self.expect(&agent_type, &query.session_id)?;
+                let snapshot = self.read(Session::snapshot)?.ok_or_else(Error::not_found)?;
+                let behind = |index| self.store.message_behind(index);
+                let page = page(snapshot, query.after, query.limit, behind)?;
+                Ok(json_answer(200, &page))
             }
             // A mount asks for `/sse` and makes the parts of it.
             Action::Ui => {

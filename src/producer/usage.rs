@@ -5,10 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use futures::future::{Either, select};
-use futures::stream;
 
 use super::Producer;
+use super::descendants::each_child;
 use crate::error::{Error, Result};
 use crate::platform::Level;
 use crate::protocol::message::SessionStatus;
@@ -18,9 +17,6 @@ use crate::store::{SubSessionRecord, SubStatus, UsageRecord};
 
 /// How long the read of one live child may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Reads of live children at once.
-const READS_AT_ONCE: usize = 4;
 
 impl Producer {
     /// The recursive rollup as of now; or, for a run that is about to settle, as of its end with
@@ -41,14 +37,12 @@ impl Producer {
             }
             entries => entries?,
         };
-        let children = stream::iter(refs.readable)
-            .map(|child| {
-                let is_told = is_told_whole(&entries, &child);
-                self.child_usage(child, is_told)
-            })
-            .buffered(READS_AT_ONCE)
-            .collect::<Vec<_>>()
-            .await;
+        let children = each_child(refs.readable, |child| {
+            let is_told = is_told_whole(&entries, &child);
+            self.child_usage(child, is_told)
+        })
+        .collect::<Vec<_>>()
+        .await;
         let record = self
             .read(|session| session.record.clone())?
             .ok_or_else(Error::not_found)?;
@@ -90,19 +84,12 @@ impl Producer {
     }
 
     async fn read_child_usage(&self, child: &SubSessionRecord) -> Option<UsageRollup> {
-        let agent_type = self
-            .read(|session| session.record.agent_type.clone())
-            .ok()??;
-        let agent = self.agents.find(agent_type.as_str())?;
-        let sub = agent
-            .sub_agents
-            .iter()
-            .find(|sub| sub.agent_type == child.agent_type && sub.location == child.location)?;
-        let read = sub.transport.usage(&child.sub_session_id);
-        match select(read, self.runtime.sleep(READ_TIMEOUT)).await {
-            Either::Left((Ok(answer), _)) => crate::dispatch::rollup(&answer.rollup).ok(),
-            _ => None,
-        }
+        let id = &child.sub_session_id;
+        let answer = self
+            .read_child(child, READ_TIMEOUT, |transport| transport.usage(id))
+            .await
+            .ok()?;
+        crate::dispatch::rollup(&answer.rollup).ok()
     }
 }
 

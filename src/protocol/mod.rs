@@ -5,6 +5,7 @@
 
 pub mod canonical;
 pub mod chunk;
+pub mod conversation;
 pub mod frame;
 pub mod ids;
 pub mod message;
@@ -12,6 +13,7 @@ pub mod request;
 pub mod route;
 pub mod sse;
 pub mod trace;
+pub mod tree;
 pub mod ui;
 pub mod usage;
 

@@ -7,8 +7,10 @@
 use http::HeaderMap;
 use serde_json::{Map, Value};
 
-use super::ids::{AgentType, Position, SessionId, StreamId};
+use super::conversation::{MOST_MESSAGES, PAGE_MESSAGES};
+use super::ids::{AgentType, MAX_SAFE_INTEGER, Position, SessionId, StreamId};
 use super::message::{ParentRef, ResumeMode, ResumeRequest, StartRequest, StopRequest};
+use super::tree::TreeBounds;
 use super::{VERSION, header};
 use crate::error::{Code, Error, Result};
 
@@ -99,7 +101,7 @@ pub fn parse_stop(body: &[u8]) -> Result<StopRequest> {
     })
 }
 
-/// The query of status, snapshot, usage and tree.
+/// The query of status, snapshot and usage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionQuery {
     /// The session.
@@ -114,6 +116,63 @@ impl SessionQuery {
     pub fn parse(query: Option<&str>) -> Result<Self> {
         Ok(Self {
             session_id: query_session(query)?,
+        })
+    }
+}
+
+/// The query of the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TreeQuery {
+    /// The session.
+    pub session_id: SessionId,
+    /// How much of the tree is told: `depth`, `nodes` and `bytes`, each [`TreeBounds::MOST`] where it
+    /// is not given.
+    pub bounds: TreeBounds,
+}
+
+impl TreeQuery {
+    /// Reads a query, without its question mark.
+    ///
+    /// # Errors
+    /// `VALIDATION_ERROR` naming the parameter; a bound can be lowered, not raised.
+    pub fn parse(query: Option<&str>) -> Result<Self> {
+        let TreeBounds {
+            depth,
+            nodes,
+            bytes,
+        } = TreeBounds::MOST;
+        Ok(Self {
+            session_id: query_session(query)?,
+            bounds: TreeBounds {
+                depth: count(query, "depth", 1, depth)?.unwrap_or(depth),
+                nodes: count(query, "nodes", 1, nodes)?.unwrap_or(nodes),
+                bytes: count(query, "bytes", TreeBounds::FEWEST_BYTES, bytes)?.unwrap_or(bytes),
+            },
+        })
+    }
+}
+
+/// The query of the messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessagesQuery {
+    /// The session.
+    pub session_id: SessionId,
+    /// The index of the last message that the reader has, exclusive. Default 0: none.
+    pub after: u64,
+    /// How many messages at most. Default [`PAGE_MESSAGES`], at most [`MOST_MESSAGES`].
+    pub limit: usize,
+}
+
+impl MessagesQuery {
+    /// Reads a query, without its question mark.
+    ///
+    /// # Errors
+    /// `VALIDATION_ERROR` naming the parameter.
+    pub fn parse(query: Option<&str>) -> Result<Self> {
+        Ok(Self {
+            session_id: query_session(query)?,
+            after: number(query, "after", 0, MAX_SAFE_INTEGER)?.unwrap_or(0),
+            limit: count(query, "limit", 1, MOST_MESSAGES)?.unwrap_or(PAGE_MESSAGES),
         })
     }
 }
@@ -243,6 +302,28 @@ fn query_session(query: Option<&str>) -> Result<SessionId> {
         Some(text) => SessionId::parse(&text),
         None => Err(Error::invalid("sessionId", "sessionId is missing.")),
     }
+}
+
+/// A whole number within its bounds, in plain decimal digits.
+fn number(query: Option<&str>, name: &str, least: u64, most: u64) -> Result<Option<u64>> {
+    let Some(text) = parameter(query, name)? else {
+        return Ok(None);
+    };
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    match text.parse::<u64>() {
+        Ok(number) if digits && (least..=most).contains(&number) => Ok(Some(number)),
+        _ => Err(Error::invalid(
+            name,
+            format!("{name} must be a whole number from {least} to {most}."),
+        )),
+    }
+}
+
+/// As [`number`], for what is counted in memory.
+fn count(query: Option<&str>, name: &str, least: usize, most: usize) -> Result<Option<usize>> {
+    let wide = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let number = number(query, name, wide(least), wide(most))?;
+    Ok(number.map(|number| usize::try_from(number).unwrap_or(most)))
 }
 
 /// A parameter's decoded value. One that is there twice is refused: two readers could take two

@@ -35,11 +35,13 @@ pub enum Action {
     Tree,
     /// Attaches to its stream as the AI SDK reads it, where a mount turns that on.
     Ui,
+    /// Tells the conversation, page by page. A mount has it only where it is turned on.
+    Messages,
 }
 
 impl Action {
     /// Every action.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Start,
         Self::Resume,
         Self::Sse,
@@ -50,6 +52,7 @@ impl Action {
         Self::Abort,
         Self::Tree,
         Self::Ui,
+        Self::Messages,
     ];
 
     /// The last part of the action's path.
@@ -66,6 +69,7 @@ impl Action {
             Self::Abort => "abort",
             Self::Tree => "tree",
             Self::Ui => "ui",
+            Self::Messages => "messages",
         }
     }
 

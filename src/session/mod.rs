@@ -8,6 +8,7 @@
 //! Implements sections 1 (action × status) and 5 (steps, checkpoints, commits) of the contract.
 
 mod children;
+mod conversation;
 mod entry;
 mod failure;
 pub mod patch;
@@ -22,6 +23,7 @@ use std::rc::Rc;
 use serde_json::Value;
 
 pub use children::{Healed, Orphaned, QUEUED_EVENT, UNTOLD_EVENT};
+pub use conversation::page;
 pub use entry::{Accepted, Begin, EntryIds, Reopen, StopOutcome};
 pub use failure::CallFailure;
 pub use retention::{Retention, SPANS_AT_ONCE, next_expiry, retention};

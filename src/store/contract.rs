@@ -31,7 +31,7 @@ use super::{
 };
 use crate::error::{Code, Error};
 use crate::protocol::chunk::PatchOperation;
-use crate::protocol::ids::{AgentType, RunId, Sequence, SessionId, StreamId};
+use crate::protocol::ids::{AgentType, MAX_SAFE_INTEGER, RunId, Sequence, SessionId, StreamId};
 use crate::protocol::message::{ParentRef, SessionStatus};
 use crate::protocol::usage::{RollupOrigin, Tokens, UsageRollup};
 

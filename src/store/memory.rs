@@ -419,6 +419,12 @@ impl Store for MemoryStore {
         Ok(tables.messages.rows.values().cloned().collect())
     }
 
+    fn message_behind(&self, index: u64) -> Result<Option<(u64, MessageRecord)>> {
+        let tables = self.0.tables.borrow();
+        let mut rows = tables.messages.rows.range(index.saturating_add(1)..);
+        Ok(rows.next().map(|(index, record)| (*index, record.clone())))
+    }
+
     fn step(&self) -> Result<Option<(StepRecord, Vec<ToolCallRecord>)>> {
         let tables = self.0.tables.borrow();
         let Some(step) = tables.step.get(&()) else {

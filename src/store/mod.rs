@@ -228,6 +228,9 @@ pub trait Store {
     /// The whole conversation, in order.
     fn messages(&self) -> Result<Vec<MessageRecord>>;
 
+    /// The message right behind this index, and its own. Messages are numbered from 1, so 0 begins.
+    fn message_behind(&self, index: u64) -> Result<Option<(u64, MessageRecord)>>;
+
     /// The step under way and its tool calls in call order.
     fn step(&self) -> Result<Option<(StepRecord, Vec<ToolCallRecord>)>>;
 

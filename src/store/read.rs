@@ -7,7 +7,7 @@ use std::rc::Rc;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::rows::{Row, text};
+use super::rows::{Row, integer, text};
 use super::{
     CheckpointRecord, Database, Epoch, IdempotencyRecord, MessageRecord, RunRecord, SessionRecord,
     StagedPatch, StepRecord, SubLocation, SubRemote, SubSessionRecord, SubStatus, ToolCall,
@@ -119,6 +119,22 @@ pub(super) fn messages(database: &dyn Database) -> Result<Vec<MessageRecord>> {
         .into_iter()
         .map(|cells| Row::new("ra_messages", cells).json(database, "body"))
         .collect()
+}
+
+pub(super) fn message_behind(
+    database: &dyn Database,
+    index: u64,
+) -> Result<Option<(u64, MessageRecord)>> {
+    let rows = database.query(
+        "SELECT position, body FROM ra_messages WHERE position > ? ORDER BY position LIMIT 1",
+        &[integer(index)?],
+    )?;
+    let Some(cells) = rows.into_iter().next() else {
+        return Ok(None);
+    };
+    let mut row = Row::new("ra_messages", cells);
+    let position = row.key_number("position")?;
+    Ok(Some((position, row.json(database, "body")?)))
 }
 
 /// A tool call's body as it is read.

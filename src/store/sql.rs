@@ -191,6 +191,10 @@ impl Store for SqlStore {
         self.read(read::messages)
     }
 
+    fn message_behind(&self, index: u64) -> Result<Option<(u64, MessageRecord)>> {
+        self.read(|database| read::message_behind(database, index))
+    }
+
     fn step(&self) -> Result<Option<(StepRecord, Vec<ToolCallRecord>)>> {
         self.read(read::step)
     }

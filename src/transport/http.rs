@@ -1,4 +1,4 @@
-//! The eight calls over HTTP, whatever moves the bytes.
+//! The calls over HTTP, whatever moves the bytes.
 //!
 //! Every answer is held to the contract before a caller sees it: version, mount, status, content
 //! type, size, and the body as a type. Of an incoming request nothing is ever sent on: a request
@@ -30,6 +30,7 @@ use crate::protocol::message::{
 use crate::protocol::route::{Action, agent_path};
 use crate::protocol::sse;
 use crate::protocol::trace::TraceContext;
+use crate::protocol::tree::{TreeBounds, TreeNode};
 use crate::protocol::{VERSION, header};
 
 /// The largest JSON answer, in bytes: a snapshot holds a whole state.
@@ -51,7 +52,7 @@ pub enum HeaderSource {
     Factory(HeaderFactory),
 }
 
-/// The eight calls over any [`Fetch`], for the sessions of one agent type behind one mount.
+/// The calls over any [`Fetch`], for the sessions of one agent type behind one mount.
 #[derive(Clone)]
 pub struct HttpTransport {
     fetch: Rc<dyn Fetch>,
@@ -156,7 +157,7 @@ impl HttpTransport {
         loop {
             let attempt = async {
                 let response = self.exchange(&wire, "application/json").await?;
-                let value = read_json(response).await?;
+                let value = read_json(response, wire.limit).await?;
                 check(&value).map_err(TransportError::Malformed)?;
                 Ok(value)
             };
@@ -341,6 +342,21 @@ impl Transport for HttpTransport {
         }))
     }
 
+    fn tree(&self, session: &SessionId, bounds: TreeBounds) -> Call<'_, TreeNode> {
+        let session = session.clone();
+        let mut wire = Wire::read(Action::Tree, &session);
+        wire.query.extend([
+            ("depth", bounds.depth.to_string()),
+            ("nodes", bounds.nodes.to_string()),
+            ("bytes", bounds.bytes.to_string()),
+        ]);
+        wire.limit = bounds.bytes;
+        Box::pin(self.call(wire, move |answer: &TreeNode| {
+            answer.check()?;
+            same(&session, answer.session_id.as_str())
+        }))
+    }
+
     fn traced(&self, trace: &TraceContext) -> Option<Rc<dyn Transport>> {
         let (traceparent, tracestate) = trace.headers()?;
         Some(Rc::new(self.clone().with_trace(traceparent, tracestate)))
@@ -380,6 +396,8 @@ struct Wire {
     query: Vec<(&'static str, String)>,
     body: Option<Bytes>,
     key: Option<String>,
+    /// The largest answer, in bytes.
+    limit: usize,
 }
 
 impl Wire {
@@ -389,6 +407,7 @@ impl Wire {
             query: vec![("sessionId", session.to_string())],
             body: None,
             key: None,
+            limit: ANSWER_LIMIT,
         }
     }
 
@@ -404,6 +423,7 @@ impl Wire {
             query: Vec::new(),
             body: Some(body.into()),
             key,
+            limit: ANSWER_LIMIT,
         })
     }
 
@@ -479,8 +499,8 @@ fn is_type(headers: &HeaderMap, wanted: &str) -> bool {
         .eq_ignore_ascii_case(wanted)
 }
 
-async fn read_json<T: DeserializeOwned>(response: Response) -> Result<T, Failed> {
-    let body = read_body(response.into_body(), ANSWER_LIMIT).await?;
+async fn read_json<T: DeserializeOwned>(response: Response, limit: usize) -> Result<T, Failed> {
+    let body = read_body(response.into_body(), limit).await?;
     // The reader's own message could quote the content, and this one reaches logs.
     serde_json::from_slice(&body).map_err(|e| {
         let place = format!(

@@ -1,5 +1,5 @@
 //! How a consumer reaches a producer: [`Fetch`] moves one HTTP exchange, [`Transport`] speaks the
-//! eight calls over it.
+//! calls over it.
 //!
 //! Answers are validated here; a caller sees typed answers or a typed [`TransportError`].
 
@@ -19,6 +19,7 @@ use futures::stream::LocalBoxStream;
 
 pub use self::http::{HeaderFactory, HeaderSource, HttpTransport};
 pub use self::objects::ObjectsFetch;
+use crate::error::{Code, Error};
 use crate::http::{Request, Response};
 use crate::protocol::frame::Frame;
 use crate::protocol::ids::{Position, SessionId, StreamId, Timestamp, millis};
@@ -27,6 +28,7 @@ use crate::protocol::message::{
     StopRequest, StopResponse, UsageResponse,
 };
 use crate::protocol::trace::TraceContext;
+use crate::protocol::tree::{TreeBounds, TreeNode};
 
 /// One HTTP exchange: a service binding, an object stub, global fetch, a native client.
 pub trait Fetch {
@@ -114,7 +116,7 @@ pub type FrameStream = LocalBoxStream<'static, Result<Frame, TransportError>>;
 /// A call's future.
 pub type Call<'a, T> = LocalBoxFuture<'a, Result<T, TransportError>>;
 
-/// The eight calls.
+/// The eight calls, and the tree.
 pub trait Transport {
     /// Begins a session. `key` is the idempotency key.
     fn start(&self, request: StartRequest, key: String) -> Call<'_, StartResponse>;
@@ -130,6 +132,20 @@ pub trait Transport {
     fn snapshot(&self, session: &SessionId) -> Call<'_, SnapshotResponse>;
     /// Reads the usage.
     fn usage(&self, session: &SessionId) -> Call<'_, UsageResponse>;
+    /// Reads the tree of snapshots below and including a session, within bounds. The answer may go
+    /// beyond them all the same: whoever asks cuts it. Default: `FEATURE_UNAVAILABLE`, upon which the
+    /// session's own snapshot is read.
+    fn tree(&self, session: &SessionId, bounds: TreeBounds) -> Call<'_, TreeNode> {
+        let _ = (session, bounds);
+        Box::pin(async {
+            let error = Error::new(Code::FeatureUnavailable, "This transport reads no trees.");
+            Err(TransportError::Refused {
+                status: error.status(),
+                envelope: Box::new(ErrorEnvelope::from(&error)),
+                retry_after: None,
+            })
+        })
+    }
     /// The same transport, its requests part of this trace; `None` from one that sends no headers.
     /// Default: `None`.
     fn traced(&self, trace: &TraceContext) -> Option<Rc<dyn Transport>> {

@@ -41,6 +41,8 @@ struct MountRow {
     projected: bool,
     #[serde(default)]
     ui: bool,
+    #[serde(default)]
+    messages: bool,
 }
 
 #[derive(Deserialize)]
@@ -100,6 +102,9 @@ impl MountRow {
                 name: "nothing".to_owned(),
                 map: Rc::new(|_, _| Value::Null),
             });
+        }
+        if self.messages {
+            mount = mount.with_messages();
         }
         mount
     }

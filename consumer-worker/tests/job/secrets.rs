@@ -42,12 +42,12 @@ impl Seen<'_> {
     }
 
     async fn every_read(&mut self, session: &str) {
-        for action in ["status", "snapshot", "usage"] {
+        for action in ["status", "snapshot", "usage", "tree"] {
             let path = format!("/agents/planner/{action}?sessionId={session}");
             assert_eq!(self.ask("GET", &path, Value::Null).await, 200);
         }
         for path in [
-            format!("/agents/planner/tree?sessionId={session}"),
+            format!("/agents/planner/messages?sessionId={session}"),
             format!("/agents/thread-researcher/snapshot?sessionId={session}"),
             format!("/agents/planner/descendant?sessionId={session}"),
         ] {

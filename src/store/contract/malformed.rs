@@ -6,12 +6,13 @@ use super::*;
 type Probe = fn(&dyn Store) -> Result<(), Error>;
 
 /// Everything that reads, by name.
-const PROBES: [(&str, Probe); 12] = [
+const PROBES: [(&str, Probe); 13] = [
     ("session", |store| store.session().map(drop)),
     ("run", |store| store.run("run_1").map(drop)),
     ("checkpoint", |store| store.checkpoint().map(drop)),
     ("log", |store| store.chunks(0, 100, ALL).map(drop)),
     ("messages", |store| store.messages().map(drop)),
+    ("message", |store| store.message_behind(0).map(drop)),
     ("step", |store| store.step().map(drop)),
     ("ids", |store| store.tool_call_id_used("a").map(drop)),
     ("children", |store| store.sub_sessions().map(drop)),
@@ -74,7 +75,7 @@ const TABLE: &[Malformed] = &[
     ("ra_checkpoints", "created_at", "'secret'", "1", &["checkpoint"]),
     ("ra_checkpoints", "state", "'[\"secret\"]'", "1", &["checkpoint"]),
     ("ra_checkpoints", "state", "'{secret'", "1", &["checkpoint"]),
-    ("ra_messages", "body", "'{\"role\":\"secret\"}'", "1", &["messages"]),
+    ("ra_messages", "body", "'{\"role\":\"secret\"}'", "1", &["messages", "message"]),
     ("ra_step", "step", "'secret'", "1", &["step"]),
     ("ra_step", "start_sequence", "-1", "1", &["step"]),
     ("ra_step", "answer", "'1'", "1", &["step"]),

@@ -143,6 +143,16 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
     assert_eq!(store.run("run_2").unwrap(), Some(run));
     assert_eq!(store.checkpoint().unwrap(), Some(saved));
     assert_eq!(store.messages().unwrap(), messages);
+    // One by one, numbered from 1 without a gap.
+    let mut index = 0;
+    for message in &messages {
+        let read = store.message_behind(index).unwrap();
+        index += 1;
+        assert_eq!(read, Some((index, message.clone())));
+    }
+    for beyond in [index, index + 1, MAX_SAFE_INTEGER] {
+        assert_eq!(store.message_behind(beyond).unwrap(), None);
+    }
     assert_eq!(store.step().unwrap(), Some((answered, calls)));
     assert_eq!(
         store.sub_sessions().unwrap(),
@@ -328,6 +338,7 @@ pub(super) fn rows_above_the_limit_are_kept(subject: Subject<'_>) {
     );
     assert_eq!(store.session().unwrap(), Some(big_session.clone()));
     assert_eq!(store.messages().unwrap()[0], big_message);
+    assert_eq!(store.message_behind(0).unwrap(), Some((1, big_message)));
     assert_eq!(store.run("run_1").unwrap(), Some(ended.clone()));
 
     // Written again smaller, or cleared, nothing of the large text comes back.
