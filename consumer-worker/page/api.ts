@@ -8,6 +8,21 @@ export interface Source {
   text: string;
 }
 
+/** A message of the conversation; fields that the page does not show are left out. */
+export interface Said {
+  index: number;
+  role: string;
+  text?: string;
+  toolCalls?: { name: string }[];
+}
+
+/** A page of the conversation. */
+export interface Page {
+  streamId: string;
+  messages: Said[];
+  next?: number;
+}
+
 /** A refusal, as the service words it. */
 export class Refusal extends Error {
   readonly status: number;
@@ -47,6 +62,18 @@ export class Api {
   async usage(sessionId: string): Promise<unknown> {
     const answer = await this.#send(`${AGENT}/usage?${new URLSearchParams({ sessionId })}`, {});
     return (answer as { rollup?: unknown }).rollup;
+  }
+
+  /** The messages behind `after`, as many as come at once. */
+  async messages(sessionId: string, after: number): Promise<Page> {
+    const query = new URLSearchParams({ sessionId, after: String(after) });
+    return (await this.#send(`${AGENT}/messages?${query}`, {})) as Page;
+  }
+
+  /** The documents that the job was started with. */
+  async documents(sessionId: string): Promise<Source[]> {
+    const answer = await this.#send(`/api/documents?${new URLSearchParams({ sessionId })}`, {});
+    return (answer as { documents?: Source[] }).documents ?? [];
   }
 
   /** The key opens the service, or not. */

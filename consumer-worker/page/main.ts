@@ -1,17 +1,21 @@
 // The page: the key, a new job, and the job under way. The job's id is in the address, so that a reload and another tab
 // show the same tree; the key is in this tab's storage alone and is sent as a header.
 
-import { Follower, httpSource, SourceError, type FollowerEvent } from "../../client/src/index.ts";
+import { Follower, httpSource, SourceError, type FollowerEvent, type Json } from "../../client/src/index.ts";
 import { Api, Refusal, type Source } from "./api.ts";
+import { Conversation } from "./conversation.ts";
 import { byId, el, setText } from "./dom.ts";
 import { drawReport } from "./report.ts";
 import { Tree } from "./tree.ts";
 
 const KEY = "remote-agents-key";
 const AGENT_TYPE = "writer";
+/** Chunks of the writer behind which its conversation is longer. */
+const SPOKEN = new Set(["run_started", "run_resumed", "step_committed"]);
 
 const notice = byId("notice");
 const tree = new Tree(byId("tree"));
+const conversation = new Conversation(byId("conversation"), byId("messages"));
 const stop = byId<HTMLButtonElement>("stop");
 const goOn = byId<HTMLButtonElement>("go-on");
 const messageForm = byId<HTMLFormElement>("message-form");
@@ -74,7 +78,8 @@ async function follow(api: Api, session: string, signal: AbortSignal): Promise<v
   const follower = new Follower(source, { session, agentType: AGENT_TYPE });
   const line = byId("line");
   tree.reset(follower);
-  drawReport(byId("report"), undefined, documents);
+  drawReport(byId("report"), undefined, []);
+  conversation.reset(api, session);
   byId("threads").replaceChildren();
   setText(byId("usage"), "");
   setText(line, "joining");
@@ -85,13 +90,17 @@ async function follow(api: Api, session: string, signal: AbortSignal): Promise<v
   try {
     for await (const event of follower.follow(signal)) {
       if (event.kind === "node") tree.node(event.node);
-      else if (event.kind === "chunk") tree.chunk(event.chunk);
+      else if (event.kind === "chunk") {
+        tree.chunk(event.chunk);
+        if (event.chunk.agentId === session && SPOKEN.has(event.chunk.type)) void conversation.readOn().catch((error: unknown) => signal.aborted || fail(error));
+      }
       else if (event.kind === "document") {
         tree.touch(event.node.session);
         drawThreads(follower);
         if (event.node === follower.root) drawTitle(follower);
       } else drawLine(event, line);
       if (event.kind === "end" || event.kind === "failed") ended(event, follower);
+      if (event.kind === "end" && event.end.output !== undefined) void drawQuoting(api, session, event.end.output, signal);
     }
   } catch (error) {
     if (!signal.aborted) fail(error);
@@ -135,8 +144,13 @@ function ended(event: FollowerEvent, follower: Follower): void {
   goOn.hidden = status !== "interrupted" && status !== "failed";
   messageForm.hidden = false;
   if (event.kind === "failed") say(`The job failed: ${event.error.error}`);
-  if (event.kind === "end") drawReport(byId("report"), event.end.output, documents);
   drawTitle(follower);
+}
+
+/** The report, its quotations in the documents that they are from: the service has them, whoever started the job. */
+async function drawQuoting(api: Api, session: string, output: Json, signal: AbortSignal): Promise<void> {
+  const quoted = await api.documents(session).catch(() => []);
+  if (!signal.aborted) drawReport(byId("report"), output, quoted);
 }
 
 function drawUsage(rollup: unknown): void {

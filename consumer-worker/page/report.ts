@@ -16,7 +16,7 @@ function isReport(output: unknown): output is Report {
   return typeof report === "object" && report !== null && Array.isArray(report.sections) && Array.isArray(report.sources);
 }
 
-/** Draws the report. `documents` are those that this tab has the text of. */
+/** Draws the report. `documents` are those that the job was started with; others are not shown but for their quotations. */
 export function drawReport(into: HTMLElement, output: Json | undefined, documents: Source[]): void {
   into.hidden = output === undefined;
   if (output === undefined) return;

@@ -7,6 +7,7 @@ pub mod page;
 pub mod proxy;
 #[cfg(target_arch = "wasm32")]
 pub mod shell;
+pub mod sources;
 pub mod writer;
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! The Worker: its object class, its bindings, its mount, and the way to its children's state.
 //!
 //! `/agents` is the writer with the key. `/` is the page, where the deployment has its files. `/api/child-snapshot` and `/api/child-usage` read what
-//! lives in the other service ([`crate::proxy`]). Nothing else is here, and nothing of a caller's
+//! lives in the other service ([`crate::proxy`]), `/api/documents` what a job was started with
+//! ([`crate::sources`]). Nothing else is here, and nothing of a caller's
 //! request goes to the other service.
 
 #![allow(missing_docs)] // `durable_object` writes methods without documentation.
@@ -22,6 +23,7 @@ use worker::{
 };
 
 use crate::proxy::{ChildProxy, Reading};
+use crate::sources::{self, Sources};
 use crate::{agents, mounts, page, writer};
 
 /// The binding of the objects.
@@ -43,6 +45,13 @@ impl DurableObject for ConsumerAgents {
     }
 
     async fn fetch(&self, request: Request) -> worker::Result<Response> {
+        if request.path() == sources::OF_OBJECT {
+            let response = match self.0.database() {
+                Ok(database) => sources::of_object(&*database),
+                Err(error) => refusal(&error),
+            };
+            return Ok(cloudflare::answer(response));
+        }
         Ok(self.0.fetch(request).await)
     }
 
@@ -80,6 +89,16 @@ async fn serve(request: &Request, env: &Env, context: &Context) -> Result<Respon
     let agent_type = AgentType::parse(writer::AGENT_TYPE)?;
     let mount = mounts::public(variable(env, "API_KEY"))?;
     let objects = objects(env)?;
+    if request.path() == sources::PATH {
+        let sources = Sources {
+            mount: &mount,
+            base_path: mounts::PUBLIC,
+            agent_type: &agent_type,
+            objects: &DurableObjects::new(objects),
+        };
+        let response = sources.answer(&cloudflare::head(request)?).await;
+        return Ok(cloudflare::answer_to(request, response).await);
+    }
     let Some(reading) = Reading::of_path(&request.path()) else {
         if let Some(file) = file_of_the_page(request, env).await {
             return Ok(file);

@@ -8,6 +8,7 @@ import puppeteer from "puppeteer-core";
 import { ROOT } from "../harness.mjs";
 import { research, slowResearch } from "../test/support/documents.mjs";
 import { send } from "../test/support/http.mjs";
+import { nodesOf } from "../test/support/tree.mjs";
 import { eventually, newSession, settled, startWorld } from "../test/support/world.mjs";
 
 /** For a person to look at. */
@@ -98,7 +99,26 @@ async function assertIsTheTruth(tree, session) {
     const { json } = id === session ? await world.writer.snapshot(id) : await world.child.snapshot(id, type);
     assert.deepEqual(card.state, written(json.state), id);
   }
+  // The tree route has the same sessions in the same places, with the same states.
+  const { json } = await world.writer.tree(session);
+  const nodes = nodesOf(json).map(({ sessionId, parent, state }) => [sessionId, { parent, state: written(state) }]);
+  const cards = Object.entries(tree).map(([id, { parent, state }]) => [id, { parent, state }]);
+  assert.deepEqual(Object.fromEntries(cards), Object.fromEntries(nodes));
 }
+
+/** What the page shows of the conversation. */
+function spoken(tab) {
+  return tab.$$eval("#messages > li", (items) => items.map((item) => [item.querySelector("strong").textContent, item.querySelector(".said")?.textContent ?? ""]));
+}
+
+/** The conversation as the service has it, as the page shows it. */
+async function conversationOf(session) {
+  const { json } = await world.writer.messages(session, { limit: 200 });
+  const told = json.messages.filter(({ role }) => role !== "tool");
+  return told.map(({ role, text }) => [role === "user" ? "You" : "Writer", text.trim()]);
+}
+
+const hasSaid = (count) => document.querySelectorAll("#messages > li").length >= count;
 
 describe("the page's files", () => {
   test("come with the headers that a browser needs", async () => {
@@ -183,8 +203,44 @@ describe("the page", () => {
     const [one, other] = [await shown(first), await shown(second)];
     assert.deepEqual(one, other);
     await assertIsTheTruth(one, session);
+    const conversation = await conversationOf(session);
+    for (const tab of [first, second]) {
+      await waitFor(tab, "the whole conversation", hasSaid, conversation.length);
+      assert.deepEqual(await spoken(tab), conversation);
+    }
     await first.close();
     await second.close();
+  });
+
+  test("shows who comes late the conversation, and the documents with their quotations marked", async () => {
+    const session = newSession("late");
+    const script = "<script>window.hacked = 1</script>";
+    const text = `A zorblax is a lamp ${script} of brass. Every zorblax burns oil. Nobody quotes this last one.`;
+    const topic = `What is a zorblax ${script}?`;
+    await start(session, { topic, documents: [{ id: "lamps", title: `Of lamps ${script}`, text }] });
+    await settled(world.writer, session, "completed");
+    const more = await world.writer.post("resume", { sessionId: session, mode: "with_message", message: "And what does a zorblax burn?" });
+    assert.equal(more.status, 200, more.text);
+    await settled(world.writer, session, "completed");
+    const tab = await open({ session });
+    await waitFor(tab, "the end", isLine, "completed");
+    await waitFor(tab, "the report", () => !document.querySelector("#report").hidden);
+    const conversation = await conversationOf(session);
+    assert.deepEqual(conversation.filter(([who]) => who === "You").map(([, said]) => said), [topic, "And what does a zorblax burn?"]);
+    await waitFor(tab, "the conversation", hasSaid, conversation.length);
+    assert.deepEqual(await spoken(tab), conversation, "markup in it is text");
+    await tab.click("#report blockquote a");
+    const quoted = await tab.$eval("#report details[open]", (details) => ({
+      title: details.querySelector("summary").textContent,
+      text: details.querySelector(".said").textContent,
+      marks: [...details.querySelectorAll("mark")].map((mark) => mark.textContent),
+    }));
+    assert.deepEqual([quoted.title, quoted.text], [`Of lamps ${script}`, text], "the whole document, in a tab that did not start the job");
+    assert.ok(quoted.marks.length > 0 && quoted.marks.every((mark) => text.includes(mark)));
+    assert.equal(await tab.evaluate(() => window.hacked), undefined);
+    assert.equal(await tab.$$eval("main script, main img", (found) => found.length), 0);
+    await tab.screenshot({ path: join(PICTURES, "late.png"), fullPage: true });
+    await tab.close();
   });
 
   test("stops a run, and goes on with it", async () => {

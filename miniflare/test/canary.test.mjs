@@ -87,7 +87,7 @@ describe("a planner behind the projected mount", () => {
 
   async function ask(when) {
     const { planner } = world;
-    for (const action of ["status", "snapshot", "usage", "tree"]) {
+    for (const action of ["status", "snapshot", "usage", "tree", "messages"]) {
       seen.answer(`${action}, ${when}`, await planner[action](id));
     }
     seen.answer(`list, ${when}`, await planner.list());
@@ -159,6 +159,6 @@ test("a run that is stopped shows no canary either", async () => {
   assert.deepEqual(Object.keys(terminalOf(events).data.state).sort(), ["findingCount", "phase", "threadCount"]);
   seen.answer("abort", await world.planner.abort(id));
   seen.answer("replay of the aborted", await world.planner.read(id, { fromSequence: 0 }));
-  for (const action of ["status", "snapshot", "usage"]) seen.answer(action, await world.planner[action](id));
+  for (const action of ["status", "snapshot", "usage", "tree"]) seen.answer(action, await world.planner[action](id));
   assert.deepEqual(seen.holding(Object.values(CANARIES)), []);
 });

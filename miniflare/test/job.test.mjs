@@ -8,8 +8,10 @@ import { isDeepStrictEqual } from "node:util";
 import { ROOT } from "../harness.mjs";
 import { quotationsOf, research, slowResearch } from "./support/documents.mjs";
 import { follow } from "./support/patch.mjs";
+import { send } from "./support/http.mjs";
 import { assertForwarding, assertGapless, assertPairing, chunksOf, ofType, terminalOf } from "./support/stream.mjs";
 import { assertRecursiveSum, rollupsOf, untimed } from "./support/usage.mjs";
+import { assertAreSnapshots, nodesOf } from "./support/tree.mjs";
 import { eventually, newSession, startWorld } from "./support/world.mjs";
 
 let world;
@@ -186,8 +188,85 @@ describe("a job on documents that nobody has seen before", () => {
     ]);
     assert.deepEqual(snapshot.state, job.end.data.state);
     assert.match(snapshot.checkpointId, new RegExp(`^cpv1-${job.id}-s${status.stepCount}-t\\d{13}-[0-9a-f]{6}$`));
-    const tree = await world.writer.tree(job.id);
-    assert.deepEqual([tree.status, tree.json.code], [404, "FEATURE_UNAVAILABLE"]);
+  });
+});
+
+describe("who comes late", () => {
+  const given = slowResearch(20261201);
+  const id = newSession("late");
+  let running;
+  before(async () => {
+    const started = await world.writer.start({ sessionId: id, message: given.topic, state: { documents: given.documents } });
+    assert.equal(started.status, 200, started.text);
+    // In the middle of the work: the planner waits for its researchers.
+    running = await eventually("the tree has researchers at work", async () => {
+      const { status, json, text } = await world.writer.tree(id);
+      assert.equal(status, 200, text);
+      const nodes = nodesOf(json);
+      return nodes.some(({ agentType, status }) => agentType === "thread-researcher" && status === "running") ? nodes : undefined;
+    });
+    await world.writer.read(id);
+  });
+
+  test("reads the tree of a running job, each node pinned by itself", () => {
+    for (const { sessionId, status, state, streamSequence, reason, streamId } of running) {
+      if (reason !== undefined) assert.equal(reason, "not_found", `${sessionId} is announced and has not begun`);
+      else if (status === "running") assert.ok(streamSequence > 0 && typeof state === "object" && streamId !== undefined, sessionId);
+    }
+    assert.deepEqual(running.slice(0, 2).map(({ agentType, status }) => [agentType, status]), [["writer", "running"], ["planner", "running"]]);
+  });
+
+  test("reads the tree of an ended job: writer, planner and researchers as their snapshots are", async () => {
+    const { json } = await world.writer.tree(id);
+    const nodes = nodesOf(json);
+    assert.deepEqual([nodes[0].sessionId, nodes[1].remote, nodes[2].remote], [id, true, false]);
+    assert.ok(nodes.length >= 4, `${nodes.length} nodes`);
+    assert.ok(nodes.every(({ status, reason }) => status === "completed" && reason === undefined));
+    await assertAreSnapshots(world, nodes);
+    const [planner] = json.children;
+    assert.deepEqual(planner.children, (await world.raw.tree(planner.sessionId)).json.children, "the planner tells the same of them");
+    const cut = (await world.writer.tree(id, { depth: 2 })).json;
+    assert.deepEqual([nodesOf(cut).length, cut.truncated, cut.children[0].truncated], [2, true, true]);
+  });
+
+  test("sees the planner behind the projected mount as it is projected, and of its researchers that they are there", async () => {
+    const planner = nodesOf((await world.writer.tree(id)).json)[1].sessionId;
+    const { json } = await world.planner.tree(planner);
+    const snapshot = (await world.planner.snapshot(planner)).json;
+    assert.deepEqual([json.state, json.projection], [snapshot.state, snapshot.projection]);
+    assert.ok(json.children.length > 1);
+    for (const child of json.children) {
+      assert.deepEqual(Object.keys(child).sort(), ["agentType", "children", "reason", "remote", "sessionId", "status", "toolCallId"]);
+      assert.equal(child.reason, "not_served");
+    }
+    assert.deepEqual((await world.planner.messages(planner)).json.code, "FEATURE_UNAVAILABLE");
+  });
+
+  test("reads the conversation with the state that it belongs to, page by page", async () => {
+    const { json: whole } = await world.writer.messages(id);
+    const { json: snapshot } = await world.writer.snapshot(id);
+    assert.deepEqual([whole.streamId, whole.streamSequence, whole.state], [snapshot.streamId, -1, snapshot.state]);
+    assert.deepEqual(whole.messages[0], { index: 1, role: "user", text: given.topic });
+    assert.ok(whole.messages.at(-1).role === "tool" || whole.messages.at(-1).role === "assistant");
+    const pages = [];
+    for (let after = 0; after !== undefined; ) {
+      const { json } = await world.writer.messages(id, { after, limit: 2 });
+      pages.push(...json.messages);
+      after = json.next;
+    }
+    assert.deepEqual(pages, whole.messages);
+    assert.deepEqual(pages.map(({ index }) => index), pages.map((_, at) => at + 1));
+  });
+
+  test("reads the documents that the job was started with", async () => {
+    const { urls, authorization } = world.workers;
+    const ask = (session, headers) => send(urls.consumer, { path: `/api/documents?sessionId=${session}`, headers });
+    assert.deepEqual((await ask(id, authorization)).json, { documents: given.documents });
+    assert.deepEqual((await ask(id, {})).status, 401);
+    assert.deepEqual((await ask("nobody", authorization)).json.code, "NOT_FOUND");
+    for (const path of ["/documents", `/agents/writer/documents?sessionId=${id}`]) {
+      assert.equal((await send(urls.consumer, { path, headers: authorization })).status, 404, path);
+    }
   });
 });
 

@@ -46,6 +46,7 @@ const REBUILD_AFTER: u64 = 60_000;
 /// ```
 pub struct ObjectHost {
     producer: Result<Rc<Producer>>,
+    database: Result<Rc<dyn Database>>,
     runtime: Option<Rc<DurableRuntime>>,
 }
 
@@ -67,14 +68,17 @@ impl ObjectHost {
             Err(thrown) => {
                 let error = Error::internal(format!("storage: {}", ffi::message(&thrown)));
                 return Self {
-                    producer: Err(error),
+                    producer: Err(error.clone()),
+                    database: Err(error),
                     runtime: None,
                 };
             }
         };
         let runtime = Rc::new(DurableRuntime::new(context, storage.clone(), standing));
-        let producer = DurableDatabase::new(storage).and_then(|database| {
-            let store = Rc::new(SqlStore::new(Rc::new(database) as Rc<dyn Database>));
+        let database =
+            DurableDatabase::new(storage).map(|database| Rc::new(database) as Rc<dyn Database>);
+        let producer = database.clone().and_then(|database| {
+            let store = Rc::new(SqlStore::new(database));
             let agents = agents(env, Rc::clone(&runtime) as Rc<dyn Runtime>)?;
             Ok(Producer::new(
                 Rc::clone(&runtime) as Rc<dyn ObjectRuntime>,
@@ -91,6 +95,7 @@ impl ObjectHost {
         }
         Self {
             producer,
+            database,
             runtime: Some(runtime),
         }
     }
@@ -118,6 +123,16 @@ impl ObjectHost {
             Ok(producer) => producer.delete().await,
             Err(error) => Err(error.clone()),
         }
+    }
+
+    /// The object's database, for what an agent keeps in tables of its own: a class may answer a
+    /// request that only its own Worker sends from it. Whether a session was begun here is for its
+    /// status to tell.
+    ///
+    /// # Errors
+    /// Why the object has none.
+    pub fn database(&self) -> Result<Rc<dyn Database>> {
+        self.database.clone()
     }
 
     /// The session's driver, for the benchmark.

@@ -69,7 +69,7 @@ pub enum Message {
         /// The calls that it made.
         tool_calls: Vec<MessageCall>,
         /// Whether the run was interrupted in the middle of it.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        #[serde(default, skip_serializing_if = "super::is_false")]
         cut: bool,
     },
     /// What a call came back with.

@@ -48,3 +48,9 @@ pub mod header {
     /// The other name under which an idempotency key is read.
     pub const IDEMPOTENCY_KEY_OTHER: &str = "x-helix-request-key";
 }
+
+/// For fields that are left out where they are `false`.
+#[allow(clippy::trivially_copy_pass_by_ref)] // The signature that serde asks for.
+fn is_false(value: &bool) -> bool {
+    !value
+}

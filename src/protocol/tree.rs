@@ -113,7 +113,7 @@ pub struct TreeNode {
     pub reason: Option<TreeReason>,
     /// Whether something is left out in this node or below it: for a bound, or because a peer could
     /// not tell its children.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "super::is_false")]
     pub truncated: bool,
     /// The children, in the order in which they were called.
     #[serde(default)]

@@ -13,6 +13,7 @@
 mod checks;
 mod crash;
 mod library;
+mod reading;
 mod routes;
 mod secrets;
 mod sizes;

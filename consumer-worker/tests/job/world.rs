@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use consumer_worker::proxy::{ChildProxy, Reading};
+use consumer_worker::sources::{self, Sources};
 use futures::StreamExt as _;
 use futures::future::{LocalBoxFuture, pending};
 use futures::stream;
 use remote_agents::agent::OfflineModel;
 use remote_agents::agent::model::{LanguageModel, ModelRequest, ModelStream};
 use remote_agents::http::{Body, Request, Response};
-use remote_agents::mount::{Mount, serve};
+use remote_agents::mount::{Mount, Objects, serve};
 use remote_agents::native::{
     CommitMoment, LocalObjects, LocalRuntime, MountFetch, OnCommit, OnObjectEffect,
 };
@@ -132,6 +133,27 @@ pub enum Side {
     Consumer,
     Internal,
     Public,
+}
+
+/// The writers' objects as their class is: they tell their documents, too.
+struct WithDocuments(Rc<LocalObjects>);
+
+struct Documented(Rc<LocalObjects>, SessionId);
+
+impl Objects for WithDocuments {
+    fn object(&self, session: &SessionId) -> Rc<dyn Fetch> {
+        Rc::new(Documented(self.0.clone(), session.clone()))
+    }
+}
+
+impl Fetch for Documented {
+    fn fetch(&self, request: Request) -> LocalBoxFuture<'static, Result<Response, FetchError>> {
+        if request.uri().path() != sources::OF_OBJECT {
+            return self.0.object(&self.1).fetch(request);
+        }
+        let database = self.0.database(&self.1).unwrap();
+        Box::pin(async move { Ok(sources::of_object(&*database)) })
+    }
 }
 
 #[derive(Clone)]
@@ -274,11 +296,25 @@ impl World {
         {
             return self.read_child(reading, &request).await;
         }
+        if side == Side::Consumer && request.uri().path() == sources::PATH {
+            return self.documents(&request).await;
+        }
         let objects = match side {
             Side::Consumer => &self.writers,
             Side::Internal | Side::Public => &self.researchers,
         };
         serve(self.mount(side), &**objects, request).await
+    }
+
+    async fn documents(&self, request: &Request) -> Response {
+        Sources {
+            mount: &self.consumer,
+            base_path: consumer_worker::mounts::PUBLIC,
+            agent_type: &AgentType::parse(consumer_worker::writer::AGENT_TYPE).unwrap(),
+            objects: &WithDocuments(self.writers.clone()),
+        }
+        .answer(request)
+        .await
     }
 
     async fn read_child(&self, reading: Reading, request: &Request) -> Response {

@@ -99,8 +99,12 @@ export class Mount {
     return this.get("usage", { sessionId });
   }
 
-  tree(sessionId) {
-    return this.get("tree", { sessionId });
+  tree(sessionId, bounds = {}) {
+    return this.get("tree", { sessionId, ...bounds });
+  }
+
+  messages(sessionId, query = {}) {
+    return this.get("messages", { sessionId, ...query });
   }
 
   /** Opens the stream; see `openEvents`. `query` may hold `fromSequence` and `streamId`. */
