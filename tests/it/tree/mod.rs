@@ -414,8 +414,9 @@ fn a_grandchild_that_does_not_answer_leaves_its_parent_time_to_say_so() {
         });
         let before = tokio::time::Instant::now();
         let tree = tree(&world.writer, "").await;
-        let eight = Duration::from_secs(8);
-        assert!(before.elapsed() <= eight, "{:?}", before.elapsed());
+        // The planner gave up before the writer would have.
+        let seven = Duration::from_secs(7);
+        assert!(before.elapsed() < seven, "{:?}", before.elapsed());
         let reasons: Vec<_> = flat(&tree)
             .iter()
             .map(|node| node["reason"].clone())
