@@ -8,7 +8,6 @@ use http::{StatusCode, Uri};
 use remote_agents::http::{Request, Response, json, refusal};
 use remote_agents::mount::{Mount, Objects};
 use remote_agents::protocol::ids::AgentType;
-use remote_agents::protocol::route::Action;
 use remote_agents::store::Database;
 use remote_agents::{Error, Result};
 use serde_json::json;
@@ -57,15 +56,11 @@ impl Sources<'_> {
             .admit(request.method(), &address, request.headers())
             .and_then(|admission| admission.forward(Bytes::new()))
             .map_err(Box::new)?;
-        let object = self.objects.object(&forward.session_id);
+        let object = self.objects.object(&forward.asked.session_id);
         let unreachable = |_| Box::new(self.mount.unreachable());
         let status = object.fetch(forward.request).await.map_err(unreachable)?;
         if status.status() != StatusCode::OK {
-            return Err(Box::new(self.mount.answer(
-                self.agent_type,
-                Action::Status,
-                status,
-            )));
+            return Err(Box::new(self.mount.answer(&forward.asked, status)));
         }
         let mut read = Request::new(Bytes::new());
         *read.uri_mut() = Uri::from_static("http://object/documents");
