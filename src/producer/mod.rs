@@ -11,6 +11,7 @@ mod bench;
 mod calls;
 mod hooks;
 mod lifecycle;
+pub(crate) mod neighbours;
 mod publish;
 mod reconcile;
 mod retention;
