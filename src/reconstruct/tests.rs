@@ -7,6 +7,7 @@
     clippy::panic
 )]
 
+mod projected;
 mod sentences;
 mod vectors;
 mod world;
