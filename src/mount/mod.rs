@@ -341,7 +341,7 @@ impl Mount {
             projection: self.projection.clone(),
             usage: self.usage.clone(),
             chunks: self.chunks,
-            live: self.live && action == Action::Sse,
+            live: self.live,
             next_step: None,
         };
         let (mut parts, body) = response.into_parts();
@@ -585,7 +585,7 @@ fn object_request(
     headers::strip(&mut headers);
     headers::body_changes(&mut headers);
     let kind = Kind {
-        live: kind.live && asked.action == Action::Sse,
+        live: kind.live && matches!(asked.action, Action::Sse | Action::Ui),
         ..kind
     };
     headers::mark_internal(&mut headers, &asked.session_id, kind)?;

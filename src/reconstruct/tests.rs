@@ -9,6 +9,7 @@
 
 mod projected;
 mod sentences;
+mod steps;
 mod vectors;
 mod world;
 

@@ -159,7 +159,7 @@ fn only_a_mount_with_live_state_asks_the_object_for_neighbours() {
     };
     assert!(asks(&live(), "sse"));
     assert!(!asks(&live(), "status"));
-    assert!(!asks(&live().with_ui(), "ui"));
+    assert!(asks(&live().with_ui(), "ui"));
     for mount in [open(), public(), open().with_live_state()] {
         assert!(!asks(&mount, "sse"));
     }

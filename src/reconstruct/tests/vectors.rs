@@ -6,8 +6,8 @@ use std::ops::Deref;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use super::projected;
 use super::world::{Observer, World};
+use super::{projected, steps};
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::frame::Frame;
 use crate::protocol::message::SnapshotResponse;
@@ -137,7 +137,7 @@ fn scripts() -> Value {
         }
     }
     scripts.extend((1..=3).flat_map(projected::scripts));
-    scripts.extend(projected::doubts());
+    scripts.extend(steps::doubts());
     json!({
         "about": "What a document of one session is told, and what it is after each event. `request` takes its wish for a snapshot.",
         "scripts": scripts,
