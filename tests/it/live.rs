@@ -108,7 +108,10 @@ fn forged(stream: &[u8]) -> String {
             );
             lie("projection", json!("count@1"));
             match chunk.kind() {
-                "text_delta" => drop(chunk.0.insert("type".into(), "novelty".into())),
+                "text_delta" => {
+                    chunk.0.insert("type".into(), "novelty".into());
+                    chunk.0.insert("data".into(), FORGED.into());
+                }
                 "step_committed" if chunk.0["stepCount"] == 1 => {
                     chunk.0.insert("agentId".into(), "s1".into());
                 }

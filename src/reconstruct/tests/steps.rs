@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::vectors::Recorded;
 use crate::protocol::chunk::RawChunk;
+use crate::protocol::ids::Position;
 use crate::reconstruct::{Reading, Stale, Status};
 
 /// A document at step 3 of a projection, which stands at 30 of the stream.
@@ -191,14 +192,29 @@ fn a_projected_document_takes_the_next_step_of_its_projection_and_nothing_else()
             assert_eq!(*document.state(), json!({"n": 5}), "{name}");
         }
     }
+    // A snapshot from before the entry that arrives behind it is gone on from where it stands.
+    let late = late();
+    assert_eq!(*late.status(), Status::Exact { step: 4 });
+    assert_eq!(late.attach_at(), Position::At(32));
     // What the baseline covers is known.
     let mut document = at_three();
     tell(&mut document, 30, STEP, told(4));
     assert_eq!(*document.state(), json!({"n": 3}));
 }
 
+/// A document that hears of an entry while a snapshot from before is on its way.
+fn late() -> Recorded {
+    let mut document = at_three();
+    document.boundary();
+    assert!(document.take_request());
+    tell(&mut document, 35, "run_resumed", json!({"runId": "r"}));
+    baseline(&mut document, 32, 4, json!({"n": 4}));
+    document
+}
+
 /// The same for other implementations.
 pub(super) fn doubts() -> Vec<Value> {
     let script = |(name, document, _): (&str, Recorded, Status)| json!({"name": name, "session": "s", "events": document.script});
-    doubtful().into_iter().map(script).collect()
+    let late = ("a late snapshot", late(), Status::Unpinned);
+    doubtful().into_iter().chain([late]).map(script).collect()
 }
