@@ -41,6 +41,8 @@ export class Document {
   #stream: string | undefined;
   #state: Json = null;
   #status: Status = { kind: "unpinned" };
+  /** The projection that the baseline came through; `undefined` for the session's own state. */
+  #projection: string | undefined;
   #ordinal: number | undefined;
   #covered = 0;
   #highest = 0;
@@ -98,6 +100,7 @@ export class Document {
       this.#voided = 0;
     }
     this.#state = snapshot.state;
+    this.#projection = snapshot.projection ?? undefined;
     this.#ordinal = snapshot.patchOrdinal;
     if (snapshot.streamSequence >= 0) {
       this.#ended = false;
@@ -169,8 +172,13 @@ export class Document {
       case "state_patch":
         return this.#patch(chunk);
       case "step_committed":
-        return this.#committed(chunk);
+        return this.#committed(place, chunk);
+      case "run_resumed":
+        // What an entry has changed of the state, a projected stream does not tell.
+        return this.#projection === undefined ? "nothing" : this.#trigger("reopened", place.sequence);
       case "step_discarded":
+        // Through a projection nothing of a step is seen before its end.
+        if (this.#projection !== undefined) return "nothing";
         return this.#trigger("discarded", place.sequence);
       case "stream_resync":
         return this.#trigger("resync", place.sequence);
@@ -206,8 +214,11 @@ export class Document {
     const { patches, patchOrdinal: ordinal, patchBase: base } = chunk;
     if (!Array.isArray(patches)) return this.#stale("diverged");
     const operations = patches as unknown as PatchOperation[];
-    if (this.#ordinal === undefined) return this.#apply(operations, undefined);
-    if (typeof ordinal !== "number") return "nothing";
+    const numbers = this.#ordinal !== undefined;
+    if (numbers && typeof ordinal !== "number") return "nothing";
+    // It is of the session's own state, and a projection is another view of it.
+    if (this.#projection !== undefined) return this.#stale("gap");
+    if (this.#ordinal === undefined || typeof ordinal !== "number") return this.#apply(operations, undefined);
     if (ordinal <= this.#ordinal) return "nothing";
     return base === this.#ordinal ? this.#apply(operations, ordinal) : this.#stale("gap");
   }
@@ -223,17 +234,44 @@ export class Document {
     return "patched";
   }
 
-  #committed({ stepCount, patchOrdinal }: Chunk): Heard {
+  #committed(place: Place, chunk: Chunk): Heard {
+    const { stepCount, patchOrdinal } = chunk;
     if (this.#status.kind === "stale") return this.boundary();
     if (this.#request === "spent") this.#request = "idle";
-    if (this.#ordinal !== undefined && typeof patchOrdinal === "number" && patchOrdinal !== this.#ordinal) return this.#stale("gap");
-    this.#status = { kind: "exact", step: typeof stepCount === "number" ? stepCount : 0 };
+    const step = typeof stepCount === "number" ? stepCount : 0;
+    if (this.#projection !== undefined) {
+      // Only the mount of the session itself tells what a step changed.
+      if (!place.forwarded && Object.hasOwn(chunk, "projection")) return this.#live(place, chunk, step);
+      // Without that, a step that changed nothing is known by its ordinal alone.
+      if (typeof patchOrdinal !== "number" || patchOrdinal !== this.#ordinal) return this.#stale("gap");
+    } else if (this.#ordinal !== undefined && typeof patchOrdinal === "number" && patchOrdinal !== this.#ordinal) {
+      return this.#stale("gap");
+    }
+    this.#status = { kind: "exact", step };
     return "status";
+  }
+
+  /** A step that tells what it changed in the projection. */
+  #live(place: Place, { projection, resync, patches, patchOrdinal }: Chunk, step: number): Heard {
+    const told = projection === this.#projection && resync === undefined && Array.isArray(patches);
+    if (!told) return this.#trigger("resync", place.sequence);
+    const follows = step > 0 && this.#status.kind === "exact" && this.#status.step === step - 1;
+    if (!follows) return this.#stale("gap");
+    try {
+      this.#state = applyPatch(this.#state, patches as unknown as PatchOperation[]);
+    } catch {
+      return this.#stale("diverged");
+    }
+    this.#ordinal = typeof patchOrdinal === "number" ? patchOrdinal : undefined;
+    this.#status = { kind: "exact", step };
+    return "patched";
   }
 
   /** A trigger voids what was applied: a snapshot is wanted at once, whatever was asked before. */
   #trigger(reason: Stale, at: number): Heard {
-    this.#voided = Math.max(this.#voided, at);
+    // Through a projection only whole steps are applied, and a step is never void: an earlier snapshot that arrives now is
+    // gone on from where it stands.
+    if (this.#projection === undefined) this.#voided = Math.max(this.#voided, at);
     this.#status = { kind: "stale", reason };
     return this.#ask();
   }

@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
+import { Follower, httpSource } from "../../client/src/index.ts";
 import { slowResearch } from "./support/documents.mjs";
 import { chunksOf, ofType, terminalOf } from "./support/stream.mjs";
 import { newSession, settled, startWorld } from "./support/world.mjs";
@@ -126,12 +127,59 @@ describe("a planner behind the projected mount", () => {
     assert.ok(end.usage.billingUnits > 0);
   });
 
-  test("lets all other frames pass with their numbers, and no patch", async () => {
+  /** Whether the session itself says that a step is committed. */
+  const isOwnStep = ({ chunk }) => chunk.type === "step_committed" && chunk.agentId === id;
+
+  test("lets all other frames pass with their numbers, and no patch of the state", async () => {
     const raw = chunksOf((await world.raw.read(id, { fromSequence: 0 })).events);
     const projected = chunksOf((await world.planner.read(id, { fromSequence: 0 })).events);
     assert.ok(ofType(raw, "state_patch").length > 0);
     const expected = raw.filter(({ chunk }) => chunk.type !== "state_patch");
-    assert.deepEqual(projected.map(({ bytes }) => bytes.toString()), expected.map(({ bytes }) => bytes.toString()));
+    const bytes = (chunks) => chunks.filter((one) => !isOwnStep(one)).map(({ bytes }) => bytes.toString());
+    assert.deepEqual(bytes(projected), bytes(expected));
+    // A step of the session has its own fields, and what it changed in the projection.
+    const steps = projected.filter(isOwnStep).map(({ sequence, chunk: { projection, patches, ...chunk } }) => ({ sequence, chunk }));
+    assert.deepEqual(steps, expected.filter(isOwnStep).map(({ sequence, chunk }) => ({ sequence, chunk })));
+    assert.ok(steps.length > 3, `${steps.length} steps`);
+  });
+
+  test("tells with each step what it changed, and whoever comes back reads the same bytes", async () => {
+    const { projection } = (await world.planner.snapshot(id)).json;
+    const { events } = await world.planner.read(id, { fromSequence: 0 });
+    const all = chunksOf(events);
+    for (const { chunk } of all.filter(isOwnStep)) {
+      assert.deepEqual([chunk.projection, Array.isArray(chunk.patches), chunk.resync], [projection, true, undefined]);
+    }
+    // The first run was followed live; what it showed is what the log shows now.
+    const text = (chunks) => chunks.map(({ bytes }) => bytes.toString());
+    const seen = chunksOf(live);
+    assert.deepEqual(text(all.slice(0, seen.length)), text(seen));
+    for (const { sequence } of all.filter(isOwnStep)) {
+      const again = chunksOf((await world.planner.read(id, { fromSequence: sequence - 1 })).events);
+      assert.deepEqual(text(again), text(all.filter((one) => one.sequence >= sequence)), `from ${sequence}`);
+    }
+  });
+
+  test("is followed from one snapshot to its end", async () => {
+    const session = newSession("canary-followed");
+    assert.equal((await world.planner.start(startBody(session, slowResearch(98)))).status, 200);
+    const { urls, authorization } = world.workers;
+    const source = httpSource(session, { origin: urls.producer, headers: () => authorization });
+    let snapshots = 0;
+    const counted = { ...source, snapshot: (node, signal) => ((snapshots += node.session === session), source.snapshot(node, signal)) };
+    const follower = new Follower(counted, { session, agentType: "planner" }, { backoff: 0 });
+    const steps = new Map();
+    for await (const event of follower.follow(AbortSignal.timeout(120_000))) {
+      const { status, state } = follower.root.document;
+      if (event.kind === "document" && event.node === follower.root && status.kind === "exact") steps.set(status.step, state);
+    }
+    const { document } = follower.root;
+    const { json: last } = await world.planner.snapshot(session);
+    assert.deepEqual([document.status.kind, document.state], ["final", last.state]);
+    const known = [...steps.keys()];
+    assert.deepEqual(known, Array.from({ length: last.stepCount - known[0] + 1 }, (_, at) => known[0] + at), "every step from the baseline on");
+    assert.ok(known.length > 2, `${known}`);
+    assert.equal(snapshots, 1);
   });
 
   test("hides the researchers, which it does not serve", async () => {

@@ -2,7 +2,8 @@
 //!
 //! `/internal/agents` shows everything and is open to a service binding alone, whose props say so.
 //! Anyone else gets the 404 of an unknown path there, because the public mount answers. `/agents`
-//! is that public mount: the planner alone, with the key, and of its state only the projection.
+//! is that public mount: the planner alone, with the key, and of its state only the projection, which
+//! each step tells live.
 
 use std::rc::Rc;
 
@@ -57,5 +58,6 @@ pub fn public(key: Option<String>) -> Result<Mount> {
             name: "planner-progress/1".to_owned(),
             map: Rc::new(project_state),
         })
+        .with_live_state()
         .with_usage_projection(Rc::new(project_usage)))
 }

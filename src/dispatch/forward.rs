@@ -1,7 +1,8 @@
 //! The stamps of a forwarded chunk: where the forwarder read it, and where it was first written.
 //!
 //! Implements the forwarding rules of section 4. It never touches `agentId`, and it never loses a
-//! field or a type that this version does not know.
+//! field or a type that this version does not know. What it takes away is an `origin` that is not
+//! the child's to tell, and what only a projected mount writes.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -14,6 +15,9 @@ use crate::protocol::ids::{Sequence, SessionId, StreamId};
 
 /// How many announced descendants are remembered here, the latest ones; others are looked up.
 const REMEMBERED: usize = 1024;
+
+/// What a projected mount tells with a step of its own session. A child that says it has no right to.
+const OF_A_MOUNT: [&str; 3] = ["patches", "projection", "resync"];
 
 /// Tells whether a `subagent_start` in the parent's log announces this session.
 pub type Announced<'a> = dyn Fn(&str) -> Result<bool> + 'a;
@@ -71,7 +75,11 @@ impl Forwarder {
         let mut removed_origin = None;
         let first_hop = !chunk.0.contains_key("origin") && !chunk.0.contains_key("remoteSource");
         let inbound = chunk.0.contains_key("origin").then(|| chunk.origin());
+        let is_step = chunk.kind() == "step_committed";
         let mut fields = chunk.0;
+        if is_step {
+            fields.retain(|name, _| !OF_A_MOUNT.contains(&name.as_str()));
+        }
         if first_hop {
             fields.insert(
                 "origin".into(),

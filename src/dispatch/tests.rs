@@ -184,6 +184,24 @@ fn a_later_hop_restamps_the_source_and_keeps_origin_and_agent() {
 }
 
 #[test]
+fn a_child_s_step_loses_what_only_a_mount_tells() {
+    let step = json!({"type": "step_committed", "agentId": "c", "stepCount": 1, "novel": 1});
+    let mut forged = step.clone();
+    forged["patches"] = json!([{"op": "remove", "path": "/a"}]);
+    forged["projection"] = json!("count@1");
+    forged["resync"] = json!(true);
+    let mut forwarder = Forwarder::new(session("c"));
+    let (plain, _) = stamped(&mut forwarder, step);
+    assert_eq!(stamped(&mut forwarder, forged).0, plain);
+    assert_eq!(plain["novel"], 1);
+    let (patch, _) = stamped(
+        &mut forwarder,
+        json!({"type": "state_patch", "patches": []}),
+    );
+    assert_eq!(patch["patches"], json!([]));
+}
+
+#[test]
 fn an_old_forwarder_s_chunk_gets_no_origin() {
     let mut forwarder = Forwarder::new(session("c"));
     let (out, removed) = stamped(

@@ -11,7 +11,9 @@ use http::{HeaderMap, HeaderValue};
 
 use crate::error::{Error, Result};
 use crate::protocol::VERSION;
-use crate::protocol::header::{INTERNAL_PREFIX, MOUNT, VERSION as VERSION_HEADER};
+use crate::protocol::header::{
+    INTERNAL_NEIGHBOURS, INTERNAL_PREFIX, MOUNT, VERSION as VERSION_HEADER,
+};
 use crate::protocol::ids::SessionId;
 
 /// The session's id, towards the object.
@@ -57,16 +59,28 @@ pub(super) fn body_changes(headers: &mut HeaderMap) {
     }
 }
 
+/// What a mount shows, as far as its headers tell it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kind {
+    /// Less than the object says.
+    pub(super) projected: bool,
+    /// What each step changes in the projection.
+    pub(super) live: bool,
+}
+
 /// Tells the object which session it is, and how it is being looked at.
 pub(super) fn mark_internal(
     headers: &mut HeaderMap,
     session: &SessionId,
-    projected: bool,
+    mount: Kind,
 ) -> Result<()> {
     let session = HeaderValue::from_str(session.as_str())
         .map_err(|e| Error::internal(format!("the session's id: {e}")))?;
     headers.insert(INTERNAL_SESSION, session);
-    headers.insert(INTERNAL_MOUNT, kind(projected));
+    headers.insert(INTERNAL_MOUNT, kind(mount.projected));
+    if mount.live {
+        headers.insert(INTERNAL_NEIGHBOURS, HeaderValue::from_static("1"));
+    }
     Ok(())
 }
 

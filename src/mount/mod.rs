@@ -7,6 +7,7 @@
 
 mod auth;
 mod headers;
+mod live;
 mod project;
 mod rewrite;
 mod ui;
@@ -34,6 +35,7 @@ use crate::protocol::ui::Discard;
 use crate::protocol::{BODY_LIMIT, DISPATCH_HEADROOM, VERSION};
 use crate::transport::Fetch;
 use auth::Guard;
+use headers::Kind;
 
 #[cfg(test)]
 mod tests;
@@ -59,6 +61,7 @@ pub struct Mount {
     usage: Option<UsageProjection>,
     chunks: ChunkDetail,
     ui: bool,
+    live: bool,
     body_limit: usize,
 }
 
@@ -80,6 +83,7 @@ impl Mount {
             usage: None,
             chunks: ChunkDetail::Full,
             ui: false,
+            live: false,
             body_limit: BODY_LIMIT,
         }
     }
@@ -162,6 +166,15 @@ impl Mount {
     #[must_use]
     pub fn with_ui(mut self) -> Self {
         self.ui = true;
+        self
+    }
+
+    /// Tells with each step of a session what it changed in the projection, so that a reader who
+    /// has a snapshot needs no other. Default: readers take a new snapshot. Without a projection
+    /// there is nothing to tell.
+    #[must_use]
+    pub fn with_live_state(mut self) -> Self {
+        self.live = true;
         self
     }
 
@@ -302,7 +315,10 @@ impl Mount {
     fn admission(&self, next: Next) -> Admission {
         Admission {
             next,
-            projected: self.is_projected(),
+            kind: Kind {
+                projected: self.is_projected(),
+                live: self.live && self.projection.is_some(),
+            },
             ui: self.ui,
             body_limit: self.body_limit,
         }
@@ -353,7 +369,7 @@ impl Mount {
 /// A request that passed every check that needs no body.
 pub struct Admission {
     next: Next,
-    projected: bool,
+    kind: Kind,
     ui: bool,
     body_limit: usize,
 }
@@ -392,7 +408,7 @@ impl Admission {
     /// The answer to send instead: a refusal, or the list of agent types.
     #[allow(clippy::result_large_err)] // The answer goes out as it is; it is not passed up far.
     pub fn forward(self, body: Bytes) -> Result<Forward, Response> {
-        let (projected, ui) = (self.projected, self.ui);
+        let (kind, projected, ui) = (self.kind, self.kind.projected, self.ui);
         let (agent_type, action, query, headers) = match self.next {
             Next::List(list) => return Err(finished(json_answer(200, &list), projected)),
             Next::Agent {
@@ -421,7 +437,7 @@ impl Admission {
                     action,
                     discard,
                 };
-                let request = object_request(&asked, query.as_deref(), headers, body, projected)?;
+                let request = object_request(&asked, query.as_deref(), headers, body, kind)?;
                 Ok(Forward { asked, request })
             })
         };
@@ -534,11 +550,15 @@ fn object_request(
     query: Option<&str>,
     mut headers: HeaderMap,
     body: Bytes,
-    projected: bool,
+    kind: Kind,
 ) -> Result<Request> {
     headers::strip(&mut headers);
     headers::body_changes(&mut headers);
-    headers::mark_internal(&mut headers, &asked.session_id, projected)?;
+    let kind = Kind {
+        live: kind.live && matches!(asked.action, Action::Sse | Action::Ui),
+        ..kind
+    };
+    headers::mark_internal(&mut headers, &asked.session_id, kind)?;
     // The parts are made of the session's own stream.
     let action = match asked.action {
         Action::Ui => Action::Sse,

@@ -1,9 +1,10 @@
 //! What a mount shows of an answer: the projection of state and usage, and the filter of frames.
 //!
 //! Implements section 9. It may never let state pass beside the projection: the type that is
-//! written on a projected stream has no `state_patch`, a type of chunk that this version does not
-//! know is dropped, and a stream that cannot be read ends with an error. It buffers no more than
-//! one event, and keeps the bytes of every chunk that it does not have to change.
+//! written on a projected stream has no `state_patch`, types of chunks and fields that this version
+//! does not know are dropped, and a stream that cannot be read ends with an error. It buffers no
+//! more than one event and one step's patches, and keeps the bytes of every chunk that it does not
+//! have to change.
 
 use std::rc::Rc;
 
@@ -11,10 +12,13 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt as _};
 use serde_json::{Map, Value};
 
+use super::live;
 use crate::error::{Code, Error, Result};
 use crate::http::{Body, ByteStream};
+use crate::protocol::chunk::{PatchOperation, RawChunk};
 use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
-use crate::protocol::ids::{AgentType, Sequence};
+use crate::protocol::ids::{AgentType, Sequence, SessionId};
+use crate::protocol::neighbours::{self, Neighbours};
 use crate::protocol::sse::{self, ChunkEvent, DecodeError, Decoded, Event, EventDecoder, Item};
 
 /// The state of a session as a mount shows it. Its presence makes a mount a projected one.
@@ -42,13 +46,17 @@ pub enum ChunkDetail {
     Lifecycle,
 }
 
-/// What stands between an object's answer and a mount's reader, for one agent type.
-#[derive(Clone)]
+/// What stands between an object's answer and a mount's reader, for one session.
 pub(super) struct View {
+    pub(super) session: SessionId,
     pub(super) agent_type: AgentType,
     pub(super) projection: Option<Projection>,
     pub(super) usage: Option<UsageProjection>,
     pub(super) chunks: ChunkDetail,
+    /// Whether steps carry what they changed in the projection.
+    pub(super) live: bool,
+    /// What the next step changed, by its sequence.
+    pub(super) next_step: Option<(Sequence, Vec<PatchOperation>)>,
 }
 
 /// One frame of a projected stream.
@@ -102,20 +110,48 @@ impl PublicKind {
         })
     }
 
-    /// The fields that [`ChunkDetail::Lifecycle`] shows beside [`COMMON`]; none: not the chunk.
+    /// The fields that a chunk has beside [`COMMON`], as far as this version knows. What a step
+    /// carries of live projected state is not among them: the mount writes it.
+    fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::TextDelta => &["delta"],
+            Self::Thinking => &["content", "isComplete"],
+            Self::ToolArgs => &["toolCallId", "toolName", "delta"],
+            Self::ToolStart => &["toolCallId", "toolName", "arguments"],
+            Self::ToolEnd => &["toolCallId", "toolName", "result", "success", "error"],
+            Self::SubagentStart => &["subSessionId", "subAgentType", "toolCallId", "remote"],
+            Self::SubagentEnd => &[
+                "subSessionId",
+                "subAgentType",
+                "toolCallId",
+                "success",
+                "result",
+                "error",
+            ],
+            Self::Custom => &["eventName", "data"],
+            Self::Output => &["output"],
+            Self::StepCommitted => &["stepCount", "checkpointId", "patchOrdinal"],
+            Self::StepDiscarded => &["stepCount", "reason", "fromSequence"],
+            Self::StreamResync => &["reason"],
+            Self::Run => &["runId", "reason"],
+            Self::Error => &["code", "error", "detail"],
+        }
+    }
+
+    /// Those of them that [`ChunkDetail::Lifecycle`] shows; none: not the chunk.
     fn lifecycle_fields(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::TextDelta => Some(&["delta"]),
-            Self::Output => Some(&["output"]),
             Self::ToolStart => Some(&["toolCallId", "toolName"]),
             Self::ToolEnd => Some(&["toolCallId", "toolName", "success"]),
-            Self::SubagentStart => Some(&["subSessionId", "subAgentType", "toolCallId", "remote"]),
             Self::SubagentEnd => Some(&["subSessionId", "subAgentType", "toolCallId", "success"]),
-            Self::StepCommitted => Some(&["stepCount", "checkpointId", "patchOrdinal"]),
-            Self::StepDiscarded => Some(&["stepCount", "reason", "fromSequence"]),
-            Self::StreamResync => Some(&["reason"]),
-            Self::Run => Some(&["runId", "reason"]),
             Self::Thinking | Self::ToolArgs | Self::Custom | Self::Error => None,
+            Self::TextDelta
+            | Self::Output
+            | Self::SubagentStart
+            | Self::StepCommitted
+            | Self::StepDiscarded
+            | Self::StreamResync
+            | Self::Run => Some(self.fields()),
         }
     }
 }
@@ -129,6 +165,15 @@ const COMMON: [&str; 7] = [
     "step",
     "remoteSource",
     "origin",
+];
+
+/// The stamps of a forwarded chunk and their fields.
+const STAMPS: [(&str, [&str; 3]); 2] = [
+    (
+        "remoteSource",
+        ["childSessionId", "childSequence", "streamId"],
+    ),
+    ("origin", ["sessionId", "streamId", "sequence"]),
 ];
 
 impl View {
@@ -145,7 +190,7 @@ impl View {
         };
         let begin = Some((parts, EventDecoder::new(sse::EVENT_LIMIT), self));
         Body::Stream(Box::pin(stream::unfold(begin, |state| async move {
-            let (mut parts, mut decoder, view) = state?;
+            let (mut parts, mut decoder, mut view) = state?;
             loop {
                 match parts.next().await? {
                     Err(error) => return Some((Err(error), None)),
@@ -166,7 +211,7 @@ impl View {
     }
 
     /// Writes what may pass of all that has come, and whether the stream is over.
-    fn pass(&self, decoder: &mut EventDecoder) -> (String, bool) {
+    fn pass(&mut self, decoder: &mut EventDecoder) -> (String, bool) {
         let mut out = String::new();
         let mut alive = false;
         loop {
@@ -197,7 +242,11 @@ impl View {
     }
 
     /// Writes one event, if it may pass, and tells whether it was the last.
-    fn event(&self, event: &Event, out: &mut String) -> Result<bool, DecodeError> {
+    fn event(&mut self, event: &Event, out: &mut String) -> Result<bool, DecodeError> {
+        if event.name == neighbours::EVENT {
+            self.hear(event);
+            return Ok(false);
+        }
         if !self.filters() {
             return self.event_with_usage(event, out);
         }
@@ -211,6 +260,15 @@ impl View {
                 ))
             }
         }
+    }
+
+    /// Takes in what the object tells of the next step. What cannot be read was not told.
+    fn hear(&mut self, event: &Event) {
+        let told: Option<Neighbours> = serde_json::from_str(&event.data).ok();
+        self.next_step = told.filter(|_| self.live).and_then(|told| {
+            let patches = live::patches(&told, |state| self.state(state))?;
+            Some((told.sequence, patches))
+        });
     }
 
     /// The raw stream of a mount that maps the usage alone.
@@ -228,7 +286,7 @@ impl View {
         Ok(false)
     }
 
-    fn frame(&self, event: &Event) -> Result<Option<ProjectedFrame>, DecodeError> {
+    fn frame(&mut self, event: &Event) -> Result<Option<ProjectedFrame>, DecodeError> {
         if event.name == "chunk" {
             return self.chunk(event);
         }
@@ -249,7 +307,7 @@ impl View {
         })
     }
 
-    fn chunk(&self, event: &Event) -> Result<Option<ProjectedFrame>, DecodeError> {
+    fn chunk(&mut self, event: &Event) -> Result<Option<ProjectedFrame>, DecodeError> {
         let ChunkEvent {
             sequence,
             mut chunk,
@@ -258,25 +316,47 @@ impl View {
         let Some(kind) = PublicKind::of(chunk.kind()) else {
             return Ok(None);
         };
-        let before = chunk.0.len();
-        if kind == PublicKind::StepCommitted {
-            chunk.0.shift_remove("patches");
+        let fields = match self.chunks {
+            ChunkDetail::Full => Some(kind.fields()),
+            ChunkDetail::Lifecycle => kind.lifecycle_fields(),
+        };
+        let Some(fields) = fields else {
+            return Ok(None);
+        };
+        let mut changed = keep_known(&mut chunk, fields) || extra;
+        if kind == PublicKind::StepCommitted && self.live && self.is_own(&chunk) {
+            self.tell_step(sequence, &mut chunk);
+            changed = true;
         }
-        if self.chunks == ChunkDetail::Lifecycle {
-            let Some(fields) = kind.lifecycle_fields() else {
-                return Ok(None);
-            };
-            chunk.0.retain(|name, _| {
-                COMMON.contains(&name.as_str()) || fields.contains(&name.as_str())
-            });
-        }
-        let data = if extra || chunk.0.len() != before {
+        let data = if changed {
             let chunk = Value::Object(chunk.0);
             format!("{{\"sequence\":{sequence},\"chunk\":{chunk}}}")
         } else {
             event.data.clone()
         };
         Ok(Some(ProjectedFrame::Chunk { sequence, data }))
+    }
+
+    /// Whether the session itself said it, and no child under its name.
+    fn is_own(&self, chunk: &RawChunk) -> bool {
+        chunk.agent_id() == Some(self.session.as_str())
+            && STAMPS
+                .iter()
+                .all(|(stamp, _)| !chunk.0.contains_key(*stamp))
+    }
+
+    /// Writes what a step changed in the projection into its chunk.
+    fn tell_step(&mut self, sequence: Sequence, chunk: &mut RawChunk) {
+        let Some(projection) = &self.projection else {
+            return;
+        };
+        let name = Value::from(projection.name.as_str());
+        chunk.0.insert("projection".to_owned(), name);
+        let told = self.next_step.take().filter(|(at, _)| *at == sequence);
+        match told.and_then(|(_, patches)| serde_json::to_value(patches).ok()) {
+            Some(patches) => chunk.0.insert("patches".to_owned(), patches),
+            None => chunk.0.insert("resync".to_owned(), Value::Bool(true)),
+        };
     }
 
     /// The state as this mount shows it.
@@ -294,6 +374,25 @@ impl View {
             None => usage.clone(),
         }
     }
+}
+
+/// Removes the fields that are not to be shown, those within the stamps included, and tells whether
+/// there were any.
+fn keep_known(chunk: &mut RawChunk, fields: &[&str]) -> bool {
+    let known = |name: &str| COMMON.contains(&name) || fields.contains(&name);
+    let mut changed = retain(&mut chunk.0, known);
+    for (stamp, fields) in STAMPS {
+        if let Some(Value::Object(stamp)) = chunk.0.get_mut(stamp) {
+            changed |= retain(stamp, |name| fields.contains(&name));
+        }
+    }
+    changed
+}
+
+fn retain(map: &mut Map<String, Value>, known: impl Fn(&str) -> bool) -> bool {
+    let before = map.len();
+    map.retain(|name, _| known(name));
+    map.len() != before
 }
 
 fn unreadable() -> ErrorFrame {

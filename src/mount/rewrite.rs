@@ -22,10 +22,13 @@ impl Mount {
     pub(super) fn rewrite(&self, asked: &Asked, response: Response) -> Response {
         let action = asked.action;
         let view = View {
+            session: asked.session_id.clone(),
             agent_type: asked.agent_type.clone(),
             projection: self.projection.clone(),
             usage: self.usage.clone(),
             chunks: self.chunks,
+            live: self.live,
+            next_step: None,
         };
         let (mut parts, body) = response.into_parts();
         headers::body_changes(&mut parts.headers);

@@ -18,6 +18,8 @@ use crate::protocol::message::{ErrorEnvelope, SessionStatus};
 use crate::protocol::sse::{Decoded, Decoder, encode_chunk, encode_comment, encode_frame};
 use crate::transport::FetchError;
 
+mod live;
+
 const CANARY: &str = "canary-7f3a";
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -531,6 +533,7 @@ fn reply(status: u16, pairs: &[(&str, &str)], body: impl Into<Bytes>) -> Respons
     response
 }
 
+/// A request for the planner `s`.
 fn asked(action: Action) -> Asked {
     Asked {
         session_id: SessionId::parse("s").unwrap(),
@@ -923,7 +926,7 @@ fn chunk_of_agent(mut chunk: Value, agent: &str) -> Value {
 fn stored_text_that_is_written_otherwise_than_here_passes_unchanged() {
     let odd = event(
         3,
-        "{ \"type\":\"output\", \"output\":1.50e1, \"n\":9007199254740993, \"u\":\"\\u00e9\" }",
+        "{ \"type\":\"output\", \"output\":{\"f\":1.50e1, \"n\":9007199254740993}, \"agentId\":\"\\u00e9\" }",
     );
     assert_eq!(read(&public(), &odd, usize::MAX), odd);
 }
@@ -937,9 +940,30 @@ fn a_committed_step_of_another_mount_loses_its_patches() {
     );
     for step in [step.clone(), forwarded(step)] {
         let mut expected = step.clone();
-        expected.as_object_mut().unwrap().shift_remove("patches");
+        for field in ["patches", "resync"] {
+            expected.as_object_mut().unwrap().shift_remove(field);
+        }
         let got = read(&public(), &event(9, &step.to_string()), usize::MAX);
         assert_eq!(got, event(9, &expected.to_string()));
+    }
+}
+
+#[test]
+fn fields_that_this_version_does_not_know_are_removed() {
+    for chunk in every_chunk() {
+        for plain in [chunk.clone(), forwarded(chunk)] {
+            let mut laden = plain.clone();
+            for field in ["state", "patches", "projection", "resync", "novel"] {
+                laden[field] = json!(CANARY);
+            }
+            for stamp in ["remoteSource", "origin"] {
+                if let Some(stamp) = laden.get_mut(stamp) {
+                    stamp["novel"] = json!({"deep": CANARY});
+                }
+            }
+            let got = read(&public(), &event(3, &laden.to_string()), usize::MAX);
+            assert_eq!(got, event(3, &plain.to_string()));
+        }
     }
 }
 

@@ -12,6 +12,7 @@ mod calls;
 mod descendants;
 mod hooks;
 mod lifecycle;
+pub(crate) mod neighbours;
 mod publish;
 mod reconcile;
 mod retention;

@@ -16,6 +16,7 @@ use crate::error::{Code, Error, Result};
 use crate::http::{Request, Response, json as json_answer, refusal};
 use crate::platform::Level;
 use crate::protocol::canonical;
+use crate::protocol::header;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId};
 use crate::protocol::message::{ResumeMode, SessionStatus, StartResponse, StopResponse};
 use crate::protocol::request::{
@@ -85,7 +86,8 @@ impl Producer {
                     .and_then(|value| value.to_str().ok());
                 let query = SseQuery::parse(query, last)?;
                 self.expect(&agent_type, &query.session_id)?;
-                self.sse(query).await
+                let neighbours = parts.headers.contains_key(header::INTERNAL_NEIGHBOURS);
+                self.sse(query, neighbours).await
             }
             Action::Status => {
                 self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use futures::future::{Either, LocalBoxFuture, select};
 use futures::stream;
 
-use super::Producer;
 use super::publish::{Attendance, Life, Publisher};
+use super::{Producer, neighbours};
 use crate::agent::MAX_READERS;
 use crate::error::{Code, Error, Result};
 use crate::http::{Body, BodyError, Response, answer};
@@ -53,6 +53,8 @@ struct Reader {
     cursor: Sequence,
     /// The newest sequence when the reader came: what is above it is live.
     head: Sequence,
+    /// Whether the states on either side of a step are told.
+    neighbours: bool,
     stage: Stage,
     /// When the reader was last told something.
     told_at: Timestamp,
@@ -74,8 +76,13 @@ enum Stage {
 }
 
 impl Producer {
-    /// Answers `/sse` for an existing session of this object.
-    pub(super) async fn sse(self: &Rc<Self>, query: SseQuery) -> Result<Response> {
+    /// Answers `/sse` for an existing session of this object. `neighbours` is for a mount alone: each
+    /// step's states are told before its end.
+    pub(super) async fn sse(
+        self: &Rc<Self>,
+        query: SseQuery,
+        neighbours: bool,
+    ) -> Result<Response> {
         let (status, agent_type) = self
             .read(|session| (session.record.status, session.record.agent_type.clone()))?
             .ok_or_else(Error::not_found)?;
@@ -122,6 +129,7 @@ impl Producer {
             producer: self.clone(),
             cursor,
             head: record.last_sequence,
+            neighbours,
             stage,
             told_at: self.now(),
             silence: None,
@@ -291,9 +299,9 @@ impl Reader {
         if self.cursor >= durable {
             return Ok(None);
         }
-        let floor = self
+        let (floor, checkpoint) = self
             .producer
-            .read(|session| session.record.floor)?
+            .read(|session| (session.record.floor, session.checkpoint.stream_sequence))?
             .ok_or_else(Error::not_found)?;
         if below_floor(self.cursor, floor) {
             let stream_id = self
@@ -312,16 +320,22 @@ impl Reader {
             }))?;
             return Ok(Some(frame.into()));
         }
-        if let Some((events, last)) = self.publisher.tail(self.cursor) {
+        let before = self.cursor;
+        let marked = self.neighbours && checkpoint > before;
+        let (told, until) = if marked {
+            self.up_to_a_step(durable)?
+        } else if let Some((events, last)) = self.publisher.tail(before) {
             self.cursor = last;
             return Ok(Some(events));
-        }
-        let before = self.cursor;
+        } else {
+            (None, durable)
+        };
         let mut last = before;
-        let mut text = String::with_capacity(self.capacity(durable));
+        let mut text = told.unwrap_or_default();
+        text.reserve(self.capacity(until));
         let mut is_whole = true;
         let store = &self.producer.store;
-        store.each_chunk(before, durable, PAGE, &mut |sequence, chunk| {
+        store.each_chunk(before, until, PAGE, &mut |sequence, chunk| {
             is_whole &= sequence == last.saturating_add(1);
             last = sequence;
             sse::encode_line(&mut text, sequence, chunk);
@@ -334,6 +348,18 @@ impl Reader {
         }
         self.cursor = last;
         Ok((last > before).then(|| text.into()))
+    }
+
+    /// How far the next page goes where steps have an event in front: up to the next checkpoint's
+    /// chunk, or that chunk alone with what is told before it.
+    fn up_to_a_step(&self, durable: Sequence) -> Result<(Option<String>, Sequence)> {
+        let store = &*self.producer.store;
+        let next = store.checkpoint_after(self.cursor)?;
+        Ok(match next.filter(|next| *next <= durable) {
+            None => (None, durable),
+            Some(next) if next.saturating_sub(1) > self.cursor => (None, next.saturating_sub(1)),
+            Some(next) => (neighbours::event(store, next)?, next),
+        })
     }
 
     /// About the size of the next page.

@@ -9,6 +9,7 @@ pub mod conversation;
 pub mod frame;
 pub mod ids;
 pub mod message;
+pub mod neighbours;
 pub mod request;
 pub mod route;
 pub mod sse;
@@ -43,6 +44,9 @@ pub mod header {
     pub const UI_STREAM: &str = "x-vercel-ai-ui-message-stream";
     /// What only a mount may set towards its object; such headers are stripped from what comes in.
     pub const INTERNAL_PREFIX: &str = "x-remote-agents-internal-";
+    /// Set by a mount that shows live projected state, on `/sse`: the object tells it
+    /// [neighbours](super::neighbours).
+    pub const INTERNAL_NEIGHBOURS: &str = "x-remote-agents-internal-neighbours";
     /// The idempotency key of a POST.
     pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
     /// The other name under which an idempotency key is read.

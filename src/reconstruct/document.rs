@@ -5,6 +5,7 @@
 //! snapshot at once, then at the session's next boundary, one at a time. It holds the state and a
 //! few numbers, however long the stream. Implements section 6.
 
+use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::place::{Place, Reading, place};
@@ -72,6 +73,8 @@ pub struct Document {
     stream: Option<String>,
     state: Value,
     status: Status,
+    /// The projection that the baseline came through; `None` for the session's own state.
+    projection: Option<String>,
     /// The last patch in the state; `None` where the producer numbers none.
     ordinal: Option<u64>,
     /// What the baseline covers of the session's own stream.
@@ -109,6 +112,7 @@ impl Document {
             stream: None,
             state: Value::Null,
             status: Status::Unpinned,
+            projection: None,
             ordinal: None,
             covered: 0,
             highest: 0,
@@ -193,6 +197,7 @@ impl Document {
             self.voided = 0;
         }
         self.state = snapshot.state.clone();
+        self.projection.clone_from(&snapshot.projection);
         self.ordinal = snapshot.patch_ordinal;
         self.status = match snapshot.stream_sequence {
             Position::At(sequence) => {
@@ -310,7 +315,12 @@ impl Document {
         }
         match kind {
             "state_patch" => self.patch(chunk),
-            "step_committed" => self.committed(chunk),
+            "step_committed" => self.committed(place, chunk),
+            // What an entry has changed of the state, a projected stream does not tell.
+            "run_resumed" if self.projection.is_some() => {
+                self.trigger(Stale::Reopened, place.sequence)
+            }
+            "step_discarded" if self.projection.is_some() => Heard::Nothing,
             "step_discarded" => self.trigger(Stale::Discarded, place.sequence),
             "stream_resync" => self.trigger(Stale::Resync, place.sequence),
             _ => Heard::Nothing,
@@ -364,6 +374,10 @@ impl Document {
             return self.stale(Stale::Diverged);
         };
         match (self.ordinal, patch_ordinal, patch_base) {
+            // It is of the session's own state, and this is another view of it.
+            (None, _, _) | (Some(_), Some(_), _) if self.projection.is_some() => {
+                self.stale(Stale::Gap)
+            }
             (None, _, _) => self.apply(&patches, None),
             // A numbering session's patch without a number is a custom streamer's.
             (Some(_), None, _) => Heard::Nothing,
@@ -385,7 +399,7 @@ impl Document {
         }
     }
 
-    fn committed(&mut self, chunk: &RawChunk) -> Heard {
+    fn committed(&mut self, place: &Place, chunk: &RawChunk) -> Heard {
         if matches!(self.status, Status::Stale(_)) {
             return self.boundary();
         }
@@ -394,18 +408,54 @@ impl Document {
         if self.request == Request::Spent {
             self.request = Request::Idle;
         }
-        if self.ordinal.is_some()
-            && told("patchOrdinal").is_some_and(|told| Some(told) != self.ordinal)
-        {
+        let ordinal = told("patchOrdinal");
+        if self.projection.is_some() {
+            // Only the mount of the session itself tells what a step changed.
+            if !place.forwarded && chunk.0.contains_key("projection") {
+                return self.live(place, chunk, step);
+            }
+            // Without that, a step that changed nothing is known by its ordinal alone.
+            if ordinal.is_none() || ordinal != self.ordinal {
+                return self.stale(Stale::Gap);
+            }
+        } else if self.ordinal.is_some() && ordinal.is_some_and(|told| Some(told) != self.ordinal) {
             return self.stale(Stale::Gap);
         }
         self.status = Status::Exact { step };
         Heard::Status
     }
 
+    /// A step that tells what it changed in the projection.
+    fn live(&mut self, place: &Place, chunk: &RawChunk, step: u64) -> Heard {
+        let same = chunk.text("projection") == self.projection.as_deref();
+        let patches = match chunk.0.get("patches") {
+            Some(patches @ Value::Array(_)) if same && !chunk.0.contains_key("resync") => patches,
+            _ => return self.trigger(Stale::Resync, place.sequence),
+        };
+        let follows = Status::Exact {
+            step: step.saturating_sub(1),
+        };
+        if step == 0 || self.status != follows {
+            return self.stale(Stale::Gap);
+        }
+        let applied = Vec::<PatchOperation>::deserialize(patches)
+            .map(|patches| patch::apply(&self.state, &patches));
+        let Ok(Ok(state)) = applied else {
+            return self.stale(Stale::Diverged);
+        };
+        self.state = state;
+        self.ordinal = chunk.0.get("patchOrdinal").and_then(Value::as_u64);
+        self.status = Status::Exact { step };
+        Heard::Patched
+    }
+
     /// A trigger voids what was applied: a snapshot is wanted at once, whatever was asked before.
     fn trigger(&mut self, why: Stale, at: Sequence) -> Heard {
-        self.voided = self.voided.max(at);
+        // Through a projection only whole steps are applied, and a step is never void: an earlier
+        // snapshot that arrives now is gone on from where it stands.
+        if self.projection.is_none() {
+            self.voided = self.voided.max(at);
+        }
         self.status = Status::Stale(why);
         self.ask()
     }

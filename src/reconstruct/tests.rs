@@ -7,7 +7,9 @@
     clippy::panic
 )]
 
+mod projected;
 mod sentences;
+mod steps;
 mod vectors;
 mod world;
 

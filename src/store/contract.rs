@@ -12,6 +12,7 @@
 )]
 
 mod append;
+mod checkpoints;
 mod commits;
 mod deletion;
 mod log;
@@ -121,6 +122,10 @@ pub const CASES: &[Case] = &[
     any(
         "a later write of a record replaces it",
         rows::a_later_write_replaces,
+    ),
+    any(
+        "checkpoints stay while they are few and small, and are found by their place",
+        checkpoints::they_stay_while_few_and_small,
     ),
     any(
         "a commit that fails half-way writes nothing",

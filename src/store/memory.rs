@@ -9,11 +9,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::rows::to_json;
 use super::{
     CheckpointRecord, ChunkPage, Commit, CommitError, Database, DeleteHook, DueHook,
     IdempotencyRecord, LogSpan, LogStats, MessageRecord, PageLimit, RunRecord, SessionRecord,
     SqlValue, StepRecord, Store, SubSessionRecord, SubStatus, ToolCallRecord, UsageRecord, Write,
-    log,
+    checkpoints_kept, log,
 };
 use crate::error::{Code, Error, Result};
 use crate::protocol::ids::{MAX_SAFE_INTEGER, Sequence, Timestamp};
@@ -42,7 +43,7 @@ struct Tables {
     session: Table<(), SessionRecord>,
     runs: Table<String, RunRecord>,
     chunks: Table<Sequence, ChunkRow>,
-    checkpoint: Table<(), CheckpointRecord>,
+    checkpoints: Table<u64, CheckpointRecord>,
     messages: Table<u64, MessageRecord>,
     step: Table<(), StepRecord>,
     calls: Table<String, ToolCallRecord>,
@@ -141,7 +142,7 @@ macro_rules! each_table {
             session,
             runs,
             chunks,
-            checkpoint,
+            checkpoints,
             messages,
             step,
             calls,
@@ -166,7 +167,7 @@ macro_rules! each_table {
                 $work
             },
             {
-                let $table = checkpoint;
+                let $table = checkpoints;
                 $work
             },
             {
@@ -222,7 +223,7 @@ impl Tables {
                 return self.append(*first, chunks);
             }
             Write::Trim { floor } => return self.trim(*floor),
-            Write::Checkpoint(record) => self.checkpoint.put((), record.clone()),
+            Write::Checkpoint(record) => return self.write_checkpoint(record),
             Write::Message(record) => self.messages.append(record.clone()),
             Write::Step(record) => self.step.put((), record.clone()),
             Write::ClearStep => {
@@ -267,6 +268,17 @@ impl Tables {
             }
             Write::DueHook(hook) => self.due_hooks.put(hook_key(hook), hook.clone()),
             Write::HookDone(hook) => self.due_hooks.remove(&hook_key(hook)),
+        }
+        Ok(())
+    }
+
+    fn write_checkpoint(&mut self, record: &CheckpointRecord) -> Result<()> {
+        let size = u64::try_from(to_json(&*record.state)?.len()).unwrap_or(u64::MAX);
+        self.checkpoints.append(record.clone());
+        let kept = usize::try_from(checkpoints_kept(size)).unwrap_or(usize::MAX);
+        let places = self.checkpoints.rows.keys().rev();
+        for old in places.skip(kept).copied().collect::<Vec<_>>() {
+            self.checkpoints.remove(&old);
         }
         Ok(())
     }
@@ -364,7 +376,30 @@ impl Store for MemoryStore {
     }
 
     fn checkpoint(&self) -> Result<Option<CheckpointRecord>> {
-        Ok(self.0.tables.borrow().checkpoint.get(&()).cloned())
+        let tables = self.0.tables.borrow();
+        Ok(tables.checkpoints.rows.values().next_back().cloned())
+    }
+
+    fn checkpoint_up_to(&self, sequence: Sequence) -> Result<Option<CheckpointRecord>> {
+        let tables = self.0.tables.borrow();
+        let mut newest_first = tables.checkpoints.rows.values().rev();
+        Ok(newest_first
+            .find(|record| record.stream_sequence <= sequence)
+            .cloned())
+    }
+
+    fn checkpoint_after(&self, sequence: Sequence) -> Result<Option<Sequence>> {
+        let tables = self.0.tables.borrow();
+        let mut places = tables.checkpoints.rows.values();
+        Ok(places
+            .find(|record| record.stream_sequence > sequence)
+            .map(|record| record.stream_sequence))
+    }
+
+    fn run_opened_at(&self, sequence: Sequence) -> Result<bool> {
+        let tables = self.0.tables.borrow();
+        let mut runs = tables.runs.rows.values();
+        Ok(runs.any(|run| run.start_sequence.checked_add(1) == Some(sequence)))
     }
 
     fn chunks(&self, after: Sequence, until: Sequence, limit: PageLimit) -> Result<ChunkPage> {

@@ -129,6 +129,20 @@ impl From<CommitError> for crate::error::Error {
     }
 }
 
+/// The most checkpoints that are kept.
+pub const MOST_CHECKPOINTS: u64 = 32;
+
+/// About how many bytes of states the kept checkpoints have, beside the latest two.
+pub const CHECKPOINT_BYTES: u64 = 256 * 1024;
+
+/// How many of the newest checkpoints stay when one with a state of so many bytes is written: the
+/// latest and its neighbour, and more where states are small. Readers of live projected state
+/// compare neighbours; nobody else needs any but the latest.
+#[must_use]
+pub fn checkpoints_kept(state_bytes: u64) -> u64 {
+    (CHECKPOINT_BYTES / state_bytes.max(1)).clamp(2, MOST_CHECKPOINTS)
+}
+
 /// Bounds of one page of the log.
 #[derive(Clone, Copy, Debug)]
 pub struct PageLimit {
@@ -191,6 +205,16 @@ pub trait Store {
 
     /// The latest checkpoint.
     fn checkpoint(&self) -> Result<Option<CheckpointRecord>>;
+
+    /// The newest checkpoint at or below this sequence that is kept: what is before the latest ones
+    /// goes, by [`checkpoints_kept`].
+    fn checkpoint_up_to(&self, sequence: Sequence) -> Result<Option<CheckpointRecord>>;
+
+    /// The sequence of the oldest kept checkpoint above this one.
+    fn checkpoint_after(&self, sequence: Sequence) -> Result<Option<Sequence>>;
+
+    /// Whether a run was opened with the chunk of this sequence.
+    fn run_opened_at(&self, sequence: Sequence) -> Result<bool>;
 
     /// The chunks above `after`, up to and including `until`, from the lowest on.
     fn chunks(&self, after: Sequence, until: Sequence, limit: PageLimit) -> Result<ChunkPage>;

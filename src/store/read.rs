@@ -10,11 +10,11 @@ use serde_json::Value;
 use super::rows::{Row, integer, text};
 use super::{
     CheckpointRecord, Database, Epoch, IdempotencyRecord, MessageRecord, RunRecord, SessionRecord,
-    StagedPatch, StepRecord, SubLocation, SubRemote, SubSessionRecord, SubStatus, ToolCall,
-    ToolCallRecord, ToolOutcome, UsageRecord, log,
+    SqlValue, StagedPatch, StepRecord, SubLocation, SubRemote, SubSessionRecord, SubStatus,
+    ToolCall, ToolCallRecord, ToolOutcome, UsageRecord, log,
 };
 use crate::error::Result;
-use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId};
+use crate::protocol::ids::{AgentType, RunId, Sequence, SessionId, StreamId};
 use crate::protocol::message::SessionStatus;
 
 /// The epoch of the stored session.
@@ -85,12 +85,48 @@ pub(super) fn run(database: &dyn Database, run_id: &str) -> Result<Option<RunRec
 }
 
 pub(super) fn checkpoint(database: &dyn Database) -> Result<Option<CheckpointRecord>> {
-    let rows = database.query(
-        "SELECT position, checkpoint_id, step_count, stream_sequence, patch_ordinal, created_at,
-            state
-         FROM ra_checkpoints ORDER BY position DESC LIMIT 1",
-        &[],
-    )?;
+    let newest = "SELECT position, checkpoint_id, step_count, stream_sequence, patch_ordinal,
+            created_at, state
+         FROM ra_checkpoints ORDER BY position DESC LIMIT 1";
+    checkpoint_of(database, database.query(newest, &[])?)
+}
+
+pub(super) fn checkpoint_up_to(
+    database: &dyn Database,
+    sequence: Sequence,
+) -> Result<Option<CheckpointRecord>> {
+    let newest = "SELECT position, checkpoint_id, step_count, stream_sequence, patch_ordinal,
+            created_at, state
+         FROM ra_checkpoints WHERE stream_sequence <= CAST(? AS INTEGER)
+         ORDER BY position DESC LIMIT 1";
+    checkpoint_of(database, database.query(newest, &[integer(sequence)?])?)
+}
+
+pub(super) fn checkpoint_after(
+    database: &dyn Database,
+    sequence: Sequence,
+) -> Result<Option<Sequence>> {
+    let oldest = "SELECT position, stream_sequence FROM ra_checkpoints
+         WHERE stream_sequence > CAST(? AS INTEGER) ORDER BY position LIMIT 1";
+    let rows = database.query(oldest, &[integer(sequence)?])?;
+    rows.into_iter()
+        .next()
+        .map(|cells| Row::new("ra_checkpoints", cells).whole("stream_sequence"))
+        .transpose()
+}
+
+pub(super) fn run_opened_at(database: &dyn Database, sequence: Sequence) -> Result<bool> {
+    let Some(start) = sequence.checked_sub(1) else {
+        return Ok(false);
+    };
+    let opened = "SELECT 1 FROM ra_runs WHERE start_sequence = CAST(? AS INTEGER)";
+    Ok(!database.query(opened, &[integer(start)?])?.is_empty())
+}
+
+fn checkpoint_of(
+    database: &dyn Database,
+    rows: Vec<Vec<SqlValue>>,
+) -> Result<Option<CheckpointRecord>> {
     let Some(cells) = rows.into_iter().next() else {
         return Ok(None);
     };

@@ -147,6 +147,18 @@ impl Store for SqlStore {
         self.read(read::checkpoint)
     }
 
+    fn checkpoint_up_to(&self, sequence: Sequence) -> Result<Option<CheckpointRecord>> {
+        self.read(|database| read::checkpoint_up_to(database, sequence))
+    }
+
+    fn checkpoint_after(&self, sequence: Sequence) -> Result<Option<Sequence>> {
+        self.read(|database| read::checkpoint_after(database, sequence))
+    }
+
+    fn run_opened_at(&self, sequence: Sequence) -> Result<bool> {
+        self.read(|database| read::run_opened_at(database, sequence))
+    }
+
     fn chunks(&self, after: Sequence, until: Sequence, limit: PageLimit) -> Result<ChunkPage> {
         let mut page = ChunkPage::default();
         self.each_chunk(after, until, limit, &mut |sequence, chunk| {

@@ -7,19 +7,16 @@ use std::cell::Cell;
 
 use serde::Serialize;
 
-use super::rows::{INLINE_BYTES, Place, clear_table, integer, optional, text, to_json};
+use super::rows::{INLINE_BYTES, Place, Row, clear_table, integer, optional, text, to_json};
 use super::{
     CheckpointRecord, Database, IdempotencyRecord, MessageRecord, RunRecord, SessionRecord,
     SqlValue, StagedPatch, StepRecord, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord,
-    ToolOutcome, UsageRecord, Write, due, log, read,
+    ToolOutcome, UsageRecord, Write, checkpoints_kept, due, log, read,
 };
 use crate::error::{Error, Result};
 
 /// The session row is rewritten by nearly every commit: what is larger than this stays out of it.
 const SESSION_INLINE_BYTES: usize = 4 * 1024;
-
-/// This many checkpoints are kept: the latest, and its neighbour to compare it with.
-const CHECKPOINTS_KEPT: u64 = 2;
 
 /// Does one write. `hint` is told where the log ends.
 pub(super) fn apply(
@@ -157,14 +154,20 @@ fn run(database: &dyn Database, record: &RunRecord) -> Result<()> {
         .map(drop)
 }
 
-fn checkpoint(database: &dyn Database, record: &CheckpointRecord) -> Result<()> {
-    let position = next_position(database, "SELECT MAX(position) FROM ra_checkpoints")?;
-    let key = position.to_string();
-    let place = |key| Place {
+/// Where the state of a checkpoint is kept.
+fn state_place(key: &str) -> Place<'_> {
+    Place {
         table: "ra_checkpoints",
         key,
         column: "state",
-    };
+    }
+}
+
+fn checkpoint(database: &dyn Database, record: &CheckpointRecord) -> Result<()> {
+    let position = next_position(database, "SELECT MAX(position) FROM ra_checkpoints")?;
+    let key = position.to_string();
+    let state = to_json(&*record.state)?;
+    let kept = checkpoints_kept(u64::try_from(state.len()).unwrap_or(u64::MAX));
     let values = [
         integer(position)?,
         text(record.checkpoint_id.as_str()),
@@ -172,7 +175,7 @@ fn checkpoint(database: &dyn Database, record: &CheckpointRecord) -> Result<()> 
         integer(record.stream_sequence)?,
         integer(record.patch_ordinal)?,
         integer(record.created_at)?,
-        place(&key).keep_json(database, &*record.state)?,
+        state_place(&key).keep(database, state, INLINE_BYTES)?,
     ];
     database.query(
         "INSERT INTO ra_checkpoints (
@@ -181,12 +184,16 @@ fn checkpoint(database: &dyn Database, record: &CheckpointRecord) -> Result<()> 
             CAST(? AS INTEGER), CAST(? AS INTEGER), ?)",
         &values,
     )?;
-    if let Some(old) = position.checked_sub(CHECKPOINTS_KEPT) {
-        place(&old.to_string()).clear(database)?;
-        database.query(
-            "DELETE FROM ra_checkpoints WHERE position = CAST(? AS INTEGER)",
-            &[integer(old)?],
-        )?;
+    let old = [integer(position.saturating_sub(kept))?];
+    let gone = "SELECT position FROM ra_checkpoints WHERE position <= CAST(? AS INTEGER)";
+    let gone = database.query(gone, &old)?;
+    for cells in &gone {
+        let gone = Row::new("ra_checkpoints", cells.clone()).key_number("position")?;
+        state_place(&gone.to_string()).clear(database)?;
+    }
+    if !gone.is_empty() {
+        let delete = "DELETE FROM ra_checkpoints WHERE position <= CAST(? AS INTEGER)";
+        database.query(delete, &old)?;
     }
     Ok(())
 }

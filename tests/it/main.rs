@@ -19,6 +19,7 @@ mod hooks;
 mod hops;
 mod house;
 mod lifecycle;
+mod live;
 mod logging;
 mod loopback;
 mod messages;

@@ -7,6 +7,7 @@ use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use super::world::{Observer, World};
+use super::{projected, steps};
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::frame::Frame;
 use crate::protocol::message::SnapshotResponse;
@@ -135,6 +136,8 @@ fn scripts() -> Value {
             }
         }
     }
+    scripts.extend((1..=3).flat_map(projected::scripts));
+    scripts.extend(steps::doubts());
     json!({
         "about": "What a document of one session is told, and what it is after each event. `request` takes its wish for a snapshot.",
         "scripts": scripts,

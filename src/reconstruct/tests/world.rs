@@ -36,7 +36,7 @@ impl Random {
         self.0 % n
     }
 
-    fn chance(&mut self, one_in: u64) -> bool {
+    pub(super) fn chance(&mut self, one_in: u64) -> bool {
         self.below(one_in) == 0
     }
 }
@@ -129,7 +129,7 @@ impl Live {
     }
 }
 
-fn ids(n: u8) -> EntryIds {
+pub(super) fn ids(n: u8) -> EntryIds {
     EntryIds {
         run_id: RunId::from_entropy([n; 16]),
         entropy: [n; 16],
@@ -146,7 +146,7 @@ fn run() -> RunRecord {
     }
 }
 
-fn done() -> ToolOutcome {
+pub(super) fn done() -> ToolOutcome {
     ToolOutcome {
         success: true,
         result: json!(1),

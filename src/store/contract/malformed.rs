@@ -6,10 +6,13 @@ use super::*;
 type Probe = fn(&dyn Store) -> Result<(), Error>;
 
 /// Everything that reads, by name.
-const PROBES: [(&str, Probe); 13] = [
+const PROBES: [(&str, Probe); 14] = [
     ("session", |store| store.session().map(drop)),
     ("run", |store| store.run("run_1").map(drop)),
     ("checkpoint", |store| store.checkpoint().map(drop)),
+    ("earlier checkpoint", |store| {
+        store.checkpoint_up_to(100).map(drop)
+    }),
     ("log", |store| store.chunks(0, 100, ALL).map(drop)),
     ("messages", |store| store.messages().map(drop)),
     ("message", |store| store.message_behind(0).map(drop)),
@@ -33,6 +36,7 @@ type Malformed = (
 
 const SESSION: &[&str] = &["session"];
 const LOG: &[&str] = &["log"];
+const CHECKPOINTS: &[&str] = &["checkpoint", "earlier checkpoint"];
 const HOOKS: &[&str] = &["hooks"];
 const CHILDREN: &[&str] = &["children", "child"];
 
@@ -69,12 +73,12 @@ const TABLE: &[Malformed] = &[
     ("ra_tail_0", "body", "'{}'", "1", LOG),
     ("ra_tail_0", "bytes", "-1", "1", LOG),
     ("ra_tail_1", "body", "'[\"secret\"]'", "4", LOG),
-    ("ra_checkpoints", "step_count", "'secret'", "1", &["checkpoint"]),
-    ("ra_checkpoints", "stream_sequence", "-1", "1", &["checkpoint"]),
-    ("ra_checkpoints", "patch_ordinal", "1.5", "1", &["checkpoint"]),
-    ("ra_checkpoints", "created_at", "'secret'", "1", &["checkpoint"]),
-    ("ra_checkpoints", "state", "'[\"secret\"]'", "1", &["checkpoint"]),
-    ("ra_checkpoints", "state", "'{secret'", "1", &["checkpoint"]),
+    ("ra_checkpoints", "step_count", "'secret'", "1", CHECKPOINTS),
+    ("ra_checkpoints", "stream_sequence", "-1", "1", CHECKPOINTS),
+    ("ra_checkpoints", "patch_ordinal", "1.5", "1", CHECKPOINTS),
+    ("ra_checkpoints", "created_at", "'secret'", "1", CHECKPOINTS),
+    ("ra_checkpoints", "state", "'[\"secret\"]'", "1", CHECKPOINTS),
+    ("ra_checkpoints", "state", "'{secret'", "1", CHECKPOINTS),
     ("ra_messages", "body", "'{\"role\":\"secret\"}'", "1", &["messages", "message"]),
     ("ra_step", "step", "'secret'", "1", &["step"]),
     ("ra_step", "start_sequence", "-1", "1", &["step"]),
