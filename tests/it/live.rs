@@ -359,7 +359,7 @@ async fn all_answers(client: &Client) -> String {
         *seen.borrow_mut() += &format!("{head:?}\n{}\n", String::from_utf8_lossy(&body));
     };
     let ask = async || {
-        for action in ["status", "snapshot", "usage", "tree"] {
+        for action in ["status", "snapshot", "usage", "tree", "messages"] {
             send(
                 "GET",
                 &format!("/agents/parent/{action}?sessionId=s1"),
@@ -394,6 +394,10 @@ async fn all_answers(client: &Client) -> String {
     ] {
         send("GET", &format!("{STREAM}{from}"), Value::Null).await;
     }
+    for from in ["", "&fromSequence=0"] {
+        let path = STREAM.replace("/sse", "/ui");
+        send("GET", &format!("{path}{from}"), Value::Null).await;
+    }
     ask().await;
     let id = json!({"sessionId": "s1"});
     let message = json!({"sessionId": "s1", "message": "more"});
@@ -416,7 +420,10 @@ fn no_canary_is_in_any_byte_of_a_projected_mount_whatever_a_child_forges() {
             (ChunkDetail::Lifecycle, vec![STATE, FORGED, TOOL]),
         ] {
             let objects = world();
-            let client = client(live().with_chunks(detail), &objects);
+            let client = client(
+                live().with_ui().with_messages().with_chunks(detail),
+                &objects,
+            );
             start(&client, 0).await;
             let seen = all_answers(&client).await;
             for canary in hidden {
@@ -426,6 +433,7 @@ fn no_canary_is_in_any_byte_of_a_projected_mount_whatever_a_child_forges() {
             // What is allowed is there: the live state, the child's steps, and with everything the
             // words of the tools.
             assert!(seen.contains("\"patches\":[{\"op\":\"replace\",\"path\":\"/count\""));
+            assert!(seen.contains("\"type\":\"data-step-committed\""));
             assert!(seen.contains("\"origin\"") && seen.contains("the parent is done"));
             assert_eq!(seen.contains(TOOL), detail == ChunkDetail::Full);
             // A step in the session's name that came through a child tells nothing.
