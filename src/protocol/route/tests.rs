@@ -82,7 +82,7 @@ fn what_is_not_a_route_is_no_route() {
         "/Agents/planner/status",
         "/agents/planner/Status",
         "/agents/planner/descendant",
-        "/agents/planner/ui",
+        "/agents/planner/documents",
         "/agents/planner/unknown",
         "/agents/planner/%73tatus",
         "/%61gents/planner/status",
