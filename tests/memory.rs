@@ -29,6 +29,9 @@ use remote_agents::transport::{Call, FrameStream, Transport, TransportError};
 use remote_agents::{Agent, Agents};
 use serde_json::json;
 
+#[path = "stories/paired.rs"]
+mod paired;
+
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
@@ -133,6 +136,7 @@ impl LanguageModel for Delegator {
     }
 
     fn stream(&self, request: ModelRequest) -> ModelStream {
+        paired::read(&request).unwrap();
         let called = request
             .messages
             .iter()

@@ -3,6 +3,7 @@
 //! Definitions are data and callbacks; they do no I/O by themselves and know no platform. The
 //! session's driver calls them.
 
+pub(crate) mod history;
 pub(crate) mod hooks;
 pub mod model;
 mod models;
@@ -17,6 +18,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+pub use history::{
+    BytesPerToken, Conversation, CutOldest, History, HistoryPolicy, Selected, TokenCounter,
+    check_pairing, cut_oldest,
+};
 pub use hooks::{
     AfterEntryHook, Completing, CompletingHook, Entered, Entry, EntryHook, Settled, SettledHook,
     SettledOutcome, SubAgentHook, SubAgentPayload,
@@ -62,6 +67,8 @@ pub struct Agent {
     pub output: Option<Shape>,
     /// Bounds of a run.
     pub limits: Limits,
+    /// How much of the conversation its model is sent.
+    pub history: History,
     /// How much of its log a session keeps.
     pub retention: Retention,
     /// How long a session is kept after it last changed.
@@ -110,6 +117,11 @@ pub struct Limits {
     pub max_steps: u64,
     /// How often an output may miss its shape before the run fails. Default 3.
     pub max_output_attempts: u32,
+    /// Answers in a row that make the same calls and get the same results. The calls of the next
+    /// such answer are not made; their results tell the model so, and if it makes them once more
+    /// the run fails with `run_attempts_exhausted`. Default 5, 0 counts as 1, and `u32::MAX` sets no
+    /// bound.
+    pub max_repeats: u32,
     /// How long a local tool may take. Default 5 minutes.
     pub tool_timeout: Duration,
     /// Children that one session has in flight at once. Default 4: each holds a connection.
@@ -128,6 +140,7 @@ impl Default for Limits {
         Self {
             max_steps: 32,
             max_output_attempts: 3,
+            max_repeats: 5,
             tool_timeout: Duration::from_secs(300),
             max_children: 4,
         }
@@ -181,6 +194,7 @@ impl Agent {
             state: Shape::any(),
             output: None,
             limits: Limits::default(),
+            history: History::default(),
             retention: Retention::default(),
             expiry: None,
             flush: Flush::default(),
@@ -231,6 +245,13 @@ impl Agent {
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Sets how much of the conversation its model is sent. Default [`History::default`].
+    #[must_use]
+    pub fn with_history(mut self, history: History) -> Self {
+        self.history = history;
         self
     }
 

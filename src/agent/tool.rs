@@ -206,7 +206,10 @@ where
                 })
             }
             Err(e) => {
-                let error = ToolError::new(format!("the arguments do not fit: {e}"));
+                let error = ToolError {
+                    code: Code::ValidationError,
+                    ..ToolError::new(format!("The arguments do not fit: {e}"))
+                };
                 Box::pin(async move { Err(error) })
             }
         }),

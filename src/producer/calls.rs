@@ -14,8 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::{Halt, Producer};
 use crate::agent::tool::call_key;
 use crate::agent::{
-    Agent, FINISH_TOOL, Identity, StepHandle, StopSignal, SubAgent, SubAgentPayload, Tool,
-    ToolContext,
+    Agent, FINISH_TOOL, StepHandle, StopSignal, SubAgent, SubAgentPayload, Tool, ToolContext,
 };
 use crate::consumer::{CallHost, CallSpec, run_call};
 use crate::dispatch::{CallOutcome, child_id, message_for};
@@ -24,7 +23,7 @@ use crate::platform::{Level, Runtime};
 use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp, millis};
 use crate::protocol::message::{ParentRef, StartRequest};
 use crate::protocol::request::{DEPTH_LIMIT, too_deep};
-use crate::session::{CallFailure, ChildSettled};
+use crate::session::{CallFailure, ChildSettled, repeated};
 use crate::store::{
     Database, Epoch, SubRemote, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord, ToolOutcome,
 };
@@ -35,6 +34,8 @@ enum Route {
     Local(Rc<dyn Tool>),
     Child(Rc<SubAgent>),
     Unknown,
+    /// Nothing does: the call is refused.
+    Refused(CallFailure),
 }
 
 impl Producer {
@@ -56,11 +57,21 @@ impl Producer {
                 })
             })?
             .unwrap_or_default();
+        let repeats = self.repeats_of_step(agent)?;
         let mut locals = Vec::new();
         let mut children = Vec::new();
         for record in open {
             let agent = agent.clone();
-            let route = route(&agent, &record.call.name);
+            let mut route = route(&agent, &record.call);
+            // A child that was begun is never forsaken for a bound.
+            let was_begun = matches!(route, Route::Child(_)) && record.begun > 0;
+            if repeats.is_told || repeats.same >= agent.limits.max_repeats.max(1) {
+                route = if was_begun {
+                    route
+                } else {
+                    Route::Refused(repeated(repeats.same))
+                };
+            }
             let side = Rc::new(CallSide {
                 producer: self.clone(),
                 epoch,
@@ -107,7 +118,7 @@ impl Producer {
         stop.set();
         let calls = open
             .into_iter()
-            .filter_map(|record| match route(agent, &record.call.name) {
+            .filter_map(|record| match route(agent, &record.call) {
                 Route::Child(sub) => {
                     let side = Rc::new(CallSide {
                         producer: self.clone(),
@@ -129,7 +140,17 @@ impl Producer {
     }
 }
 
-fn route(agent: &Agent, name: &str) -> Route {
+fn route(agent: &Agent, call: &ToolCall) -> Route {
+    let name = call.name.as_str();
+    let route = named(agent, name);
+    if matches!(route, Route::Unknown) || call.arguments.is_object() {
+        return route;
+    }
+    let sentence = "The arguments are not a JSON object that can be read.";
+    Route::Refused(CallFailure::new(Code::ValidationError, sentence))
+}
+
+fn named(agent: &Agent, name: &str) -> Route {
     if name == FINISH_TOOL && agent.output.is_some() {
         return Route::Finish;
     }
@@ -176,6 +197,7 @@ impl CallSide {
             let outcome = match route {
                 Route::Finish => Some(finish(&agent, &record.call)),
                 Route::Local(tool) => self.execute(&agent, &*tool, &record).await?,
+                Route::Refused(failure) => Some(failure.to_outcome()),
                 Route::Child(_) | Route::Unknown => {
                     let sentence = format!("There is no tool {}.", record.call.name);
                     Some(CallFailure::new(Code::ValidationError, sentence).to_outcome())
@@ -416,16 +438,10 @@ impl CallSide {
     }
 
     fn context_for(self: &Rc<Self>, attempt: u32, key: Option<String>) -> Result<ToolContext> {
-        let (identity, stream_id) = self
-            .producer
-            .read(|session| {
-                let identity = Identity {
-                    session_id: session.record.session_id.clone(),
-                    agent_type: session.record.agent_type.clone(),
-                    origin: session.record.origin.clone(),
-                };
-                (identity, session.record.stream_id.clone())
-            })?
+        let producer = &self.producer;
+        let identity = producer.identity()?;
+        let stream_id = producer
+            .read(|session| session.record.stream_id.clone())?
             .ok_or_else(Error::not_found)?;
         Ok(ToolContext {
             identity,

@@ -9,6 +9,7 @@ mod answer;
 #[cfg(feature = "bench")]
 mod bench;
 mod calls;
+mod history;
 mod hooks;
 mod lifecycle;
 mod publish;

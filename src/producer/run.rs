@@ -106,9 +106,17 @@ impl Producer {
         agent: &Rc<Agent>,
         stop: &StopSignal,
     ) -> Result<Attempt, Halt> {
+        let messages = match self.history(epoch, agent, stop).await? {
+            None => return Ok(Attempt::Stopped),
+            Some(Ok(messages)) => messages,
+            Some(Err(error)) => {
+                self.fail(epoch, error.into()).await?;
+                return Ok(Attempt::Stopped);
+            }
+        };
         let request = ModelRequest {
             instructions: agent.instructions.clone(),
-            messages: self.store.messages()?.into(),
+            messages,
             tools: tool_specs(agent).into(),
         };
         let mut events = agent.model.stream(request);
@@ -143,6 +151,11 @@ impl Producer {
                     Some(StopReason::Refusal) => {
                         let error =
                             model_error(ModelErrorKind::Rejected, "The model refused to answer.");
+                        self.discard(epoch, agent, &answer, error)
+                    }
+                    Some(_) if answer.is_empty() => {
+                        let error =
+                            model_error(ModelErrorKind::Unavailable, "The model answered nothing.");
                         self.discard(epoch, agent, &answer, error)
                     }
                     Some(_) => {
@@ -276,6 +289,13 @@ impl Producer {
             );
             return Ok(Some(Settlement::Failed {
                 failure: failure(Code::RunAttemptsExhausted, &sentence),
+            }));
+        }
+        if self.repeats_of_step(agent)?.is_told {
+            let sentence =
+                "The model made the same calls again after it was told that they repeat.";
+            return Ok(Some(Settlement::Failed {
+                failure: failure(Code::RunAttemptsExhausted, sentence),
             }));
         }
         if agent.output.is_some() {

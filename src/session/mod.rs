@@ -11,6 +11,7 @@ mod children;
 mod entry;
 mod failure;
 pub mod patch;
+mod repeats;
 mod retention;
 mod step;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use serde_json::Value;
 pub use children::{Healed, Orphaned, QUEUED_EVENT, UNTOLD_EVENT};
 pub use entry::{Accepted, Begin, EntryIds, Reopen, StopOutcome};
 pub use failure::CallFailure;
+pub use repeats::{REPEATED_CALL, Repeats, repeated, repeats};
 pub use retention::{Retention, SPANS_AT_ONCE, next_expiry, retention};
 pub use step::{ChildSettled, ModelAnswer, Settlement, Step};
 

@@ -265,6 +265,15 @@ impl Session {
         Ok(draft.done())
     }
 
+    /// Counts what was spent on a model beside the step's own answer.
+    #[must_use]
+    pub fn spent(&self, model: String, tokens: Tokens, now: Timestamp) -> Transition {
+        let mut draft = Draft::new(self, now);
+        let at = draft.now;
+        draft.write(Write::Usage(UsageRecord::Model { model, tokens, at }));
+        draft.done()
+    }
+
     /// A call's execution begins.
     ///
     /// # Errors

@@ -11,6 +11,7 @@
 )]
 
 mod children;
+mod conversation;
 mod eviction;
 mod faults;
 mod flush;

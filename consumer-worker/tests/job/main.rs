@@ -13,6 +13,8 @@
 mod checks;
 mod crash;
 mod library;
+#[path = "../../../tests/stories/paired.rs"]
+mod paired;
 mod routes;
 mod secrets;
 mod sizes;
