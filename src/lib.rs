@@ -47,7 +47,7 @@ pub mod session;
 pub mod store;
 pub mod transport;
 
-pub use agent::{Agent, Agents, SubAgent, Tool, ToolContext, ToolError, typed_tool};
+pub use agent::{Agent, Agents, SubAgent, Tool, ToolContext, ToolError, tool, typed_tool};
 pub use error::{Code, Error, Result};
 pub use mount::Mount;
 pub use protocol::ids::{AgentType, SessionId};

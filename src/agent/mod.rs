@@ -3,6 +3,7 @@
 //! Definitions are data and callbacks; they do no I/O by themselves and know no platform. The
 //! session's driver calls them.
 
+mod document;
 pub(crate) mod history;
 pub(crate) mod hooks;
 pub mod model;
@@ -18,18 +19,21 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+pub use document::LiveDocument;
 pub use history::{
     BytesPerToken, Conversation, CutOldest, History, HistoryPolicy, Selected, TokenCounter,
     check_pairing, cut_oldest,
 };
 pub use hooks::{
     AfterEntryHook, Completing, CompletingHook, Entered, Entry, EntryHook, Settled, SettledHook,
-    SettledOutcome, SubAgentHook, SubAgentPayload,
+    SettledOutcome, SubAgentHook, SubAgentPayload, ToolHook, ToolPayload,
 };
 pub use models::model_by_name;
 pub use offline::OfflineModel;
 pub use schema::Shape;
-pub use tool::{StepHandle, StopSignal, Tool, ToolContext, ToolError, keyed, typed_tool};
+pub use tool::{
+    StepHandle, StopSignal, Tool, ToolContext, ToolError, keyed, serial, tool, typed_tool,
+};
 
 use crate::error::{Error, Result};
 use crate::protocol::ids::{AgentType, SessionId};
@@ -81,6 +85,8 @@ pub struct Agent {
     pub before_entry: Option<EntryHook>,
     /// Runs when a run was opened, in the transaction that opens it.
     pub after_entry: Option<AfterEntryHook>,
+    /// Runs when a call of a tool of its own has ended; may stage state.
+    pub after_tool: Option<ToolHook>,
     /// Runs when a sub-agent's call has settled; may stage state.
     pub after_sub_agent: Option<SubAgentHook>,
     /// Runs when a run is about to complete, in the transaction of its last commit.
@@ -115,6 +121,14 @@ impl Default for Flush {
 pub struct Limits {
     /// Steps of one run; the next is refused and the run fails. Default 32.
     pub max_steps: u64,
+    /// Tokens of one run: what its model calls cost, and the sub-agents whose calls have settled in
+    /// it. Looked at after each step: one that reaches it is the last, and the run fails with
+    /// `run_attempts_exhausted` unless it has completed. Default none.
+    pub max_tokens: Option<u64>,
+    /// How long a run may take, across restarts. Then it is ended where it stands and fails with
+    /// `run_timeout`: what the model says is discarded, tools are dropped, and children go on until
+    /// an entry takes their calls up or the calls' own deadlines pass. Default none.
+    pub max_run_time: Option<Duration>,
     /// How often an output may miss its shape before the run fails. Default 3.
     pub max_output_attempts: u32,
     /// Answers in a row that make the same calls and get the same results. The calls of the next
@@ -139,6 +153,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_steps: 32,
+            max_tokens: None,
+            max_run_time: None,
             max_output_attempts: 3,
             max_repeats: 5,
             tool_timeout: Duration::from_secs(300),
@@ -201,6 +217,7 @@ impl Agent {
             max_readers: MAX_READERS,
             before_entry: None,
             after_entry: None,
+            after_tool: None,
             after_sub_agent: None,
             before_completion: None,
             after_settled: None,
@@ -326,6 +343,16 @@ impl Agent {
         self
     }
 
+    /// Sets the hook after a call of a tool of the agent's own. Default: none.
+    #[must_use]
+    pub fn with_after_tool(
+        mut self,
+        hook: impl Fn(&ToolPayload, &ToolContext) -> Result<()> + 'static,
+    ) -> Self {
+        self.after_tool = Some(Rc::new(hook));
+        self
+    }
+
     /// Sets the hook after a sub-agent's call.
     #[must_use]
     pub fn with_after_sub_agent(
@@ -401,7 +428,8 @@ impl Agents {
     /// A set of agents.
     ///
     /// # Errors
-    /// `INTERNAL` when two share a type, or a tool name is taken twice in one agent.
+    /// `INTERNAL` when two share a type, a tool name is taken twice in one agent, or the model would
+    /// read no description of a tool.
     pub fn new(agents: impl IntoIterator<Item = Agent>) -> Result<Self> {
         let agents: Vec<_> = agents.into_iter().map(Rc::new).collect();
         for (i, agent) in agents.iter().enumerate() {
@@ -415,7 +443,14 @@ impl Agents {
                     agent.agent_type
                 )));
             }
-            let mut names: Vec<_> = agent.tools.iter().map(|tool| tool.spec().name).collect();
+            let specs: Vec<_> = agent.tools.iter().map(|tool| tool.spec()).collect();
+            if let Some(silent) = specs.iter().find(|spec| spec.description.trim().is_empty()) {
+                return Err(Error::internal(format!(
+                    "the tool {} of agent {} has no description",
+                    silent.name, agent.agent_type
+                )));
+            }
+            let mut names: Vec<_> = specs.into_iter().map(|spec| spec.name).collect();
             names.extend(agent.sub_agents.iter().map(|sub| sub.tool_name()));
             names.extend(agent.output.iter().map(|_| FINISH_TOOL.to_owned()));
             names.sort();

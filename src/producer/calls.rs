@@ -3,6 +3,7 @@
 //! A stop cuts local tools off and lets children be told; what has no result then is paired by the
 //! settling commit. A tool's future is dropped to cancel it.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use futures::StreamExt as _;
@@ -15,12 +16,14 @@ use super::{Halt, Producer};
 use crate::agent::tool::call_key;
 use crate::agent::{
     Agent, FINISH_TOOL, StepHandle, StopSignal, SubAgent, SubAgentPayload, Tool, ToolContext,
+    ToolPayload,
 };
 use crate::consumer::{CallHost, CallSpec, run_call};
 use crate::dispatch::{CallOutcome, child_id, message_for};
 use crate::error::{Code, Error, Result};
 use crate::platform::{Level, Runtime};
-use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp, millis};
+use crate::protocol::chunk::PatchOperation;
+use crate::protocol::ids::{DocumentId, Sequence, SessionId, StreamId, Timestamp, millis};
 use crate::protocol::message::{ParentRef, StartRequest};
 use crate::protocol::request::{DEPTH_LIMIT, too_deep};
 use crate::session::{CallFailure, ChildSettled, repeated};
@@ -77,11 +80,14 @@ impl Producer {
                 epoch,
                 stop: stop.clone(),
                 tool_call_id: record.call.id.clone(),
-                to_child: matches!(route, Route::Child(_)),
+                by_hook: Cell::new(matches!(route, Route::Child(_))),
             });
             match route {
                 Route::Child(sub) => children.push(side.child(agent, sub, record)),
-                other => locals.push(side.local(agent, other, record)),
+                other => {
+                    let is_serial = matches!(&other, Route::Local(tool) if tool.is_serial());
+                    locals.push((is_serial, side.local(agent, other, record)));
+                }
             }
         }
         let at_once = agent.limits.max_children.max(1);
@@ -89,8 +95,8 @@ impl Producer {
         let children = stream::iter(children)
             .buffer_unordered(at_once)
             .collect::<Vec<_>>();
-        let (locals, children) = join(join_all(locals), children).await;
-        locals.into_iter().chain(children).collect()
+        let (locals, children) = join(in_turns(locals, stop), children).await;
+        children.into_iter().fold(locals, Result::and)
     }
 
     /// Under a stop: tells every child whose call is open, and settles that call. In the execution
@@ -125,7 +131,7 @@ impl Producer {
                         epoch,
                         stop: stop.clone(),
                         tool_call_id: record.call.id.clone(),
-                        to_child: true,
+                        by_hook: Cell::new(true),
                     });
                     Some(side.call_child(agent.clone(), sub, record))
                 }
@@ -138,6 +144,32 @@ impl Producer {
             .await;
         ended.into_iter().collect()
     }
+}
+
+/// Runs local calls in call order: at once, but for those that run alone. None begins under a stop.
+async fn in_turns(
+    calls: Vec<(bool, LocalBoxFuture<'static, Result<(), Halt>>)>,
+    stop: &StopSignal,
+) -> Result<(), Halt> {
+    let mut turns: Vec<Vec<_>> = Vec::new();
+    let mut is_open = false;
+    for (is_serial, call) in calls {
+        match turns.last_mut().filter(|_| is_open && !is_serial) {
+            Some(turn) => turn.push(call),
+            None => turns.push(vec![call]),
+        }
+        is_open = !is_serial;
+    }
+    for turn in turns {
+        if stop.is_set() {
+            break;
+        }
+        join_all(turn)
+            .await
+            .into_iter()
+            .collect::<Result<(), Halt>>()?;
+    }
+    Ok(())
 }
 
 fn route(agent: &Agent, call: &ToolCall) -> Route {
@@ -169,8 +201,9 @@ struct CallSide {
     epoch: Epoch,
     stop: StopSignal,
     tool_call_id: String,
-    /// Whether the call goes to a child: then only the hook after it writes state.
-    to_child: bool,
+    /// Whether what is staged now is written by the hook after the call. Of a call that goes to a
+    /// child nothing else writes state.
+    by_hook: Cell<bool>,
 }
 
 impl CallSide {
@@ -196,7 +229,13 @@ impl CallSide {
             }
             let outcome = match route {
                 Route::Finish => Some(finish(&agent, &record.call)),
-                Route::Local(tool) => self.execute(&agent, &*tool, &record).await?,
+                Route::Local(tool) => {
+                    let outcome = self.execute(&agent, &*tool, &record).await?;
+                    if let Some(outcome) = &outcome {
+                        self.after_tool(&agent, &record, outcome)?;
+                    }
+                    outcome
+                }
                 Route::Refused(failure) => Some(failure.to_outcome()),
                 Route::Child(_) | Route::Unknown => {
                     let sentence = format!("There is no tool {}.", record.call.name);
@@ -254,6 +293,40 @@ impl CallSide {
             }
             Either::Right((Either::Right(_), _)) => None,
         })
+    }
+
+    /// Runs the hook after a local tool. The call's result stands whatever the hook makes of it.
+    fn after_tool(
+        self: &Rc<Self>,
+        agent: &Agent,
+        record: &ToolCallRecord,
+        outcome: &ToolOutcome,
+    ) -> Result<()> {
+        let Some(hook) = &agent.after_tool else {
+            return Ok(());
+        };
+        let payload = ToolPayload {
+            name: record.call.name.clone(),
+            arguments: record.call.arguments.clone(),
+            success: outcome.success,
+            result: outcome.result.clone(),
+        };
+        let context = self.context_for(record.begun.saturating_add(1), None)?;
+        self.by_hook.set(true);
+        let made = hook(&payload, &context);
+        self.by_hook.set(false);
+        if let Err(error) = made {
+            self.hook_failed("after_tool_failed", &error);
+        }
+        Ok(())
+    }
+
+    fn hook_failed(&self, event: &str, error: &Error) {
+        let fields = [
+            ("toolCallId", self.tool_call_id.as_str()),
+            ("code", error.code.as_str()),
+        ];
+        self.producer.log(Level::Warn, event, &fields);
     }
 
     fn child(
@@ -384,14 +457,7 @@ impl CallSide {
             };
             // The child's result stands whatever the hook makes of it.
             if let Err(error) = hook(&payload, &self.context_for(1, None)?) {
-                self.producer.log(
-                    Level::Warn,
-                    "after_sub_agent_failed",
-                    &[
-                        ("toolCallId", &self.tool_call_id),
-                        ("code", error.code.as_str()),
-                    ],
-                );
+                self.hook_failed("after_sub_agent_failed", &error);
             }
         }
         let tool = outcome.to_tool_outcome();
@@ -541,7 +607,7 @@ impl StepHandle for CallSide {
         }
         self.expect_open()?;
         self.apply(|session, now| {
-            if self.to_child {
+            if self.by_hook.get() {
                 session.stage_by_hook(tool_call_id, state, now)
             } else {
                 session.stage(tool_call_id, state, now)
@@ -555,6 +621,11 @@ impl StepHandle for CallSide {
         }
         self.expect_open()?;
         self.apply(|session, now| session.emit(event_name, data, now))
+    }
+
+    fn patch_document(&self, id: &DocumentId, patches: Vec<PatchOperation>) -> Result<()> {
+        self.expect_open()?;
+        self.apply(|session, now| session.document_patched(id, patches, now))
     }
 
     fn database(&self) -> &dyn Database {

@@ -8,6 +8,7 @@
 mod answer;
 #[cfg(feature = "bench")]
 mod bench;
+mod bounds;
 mod calls;
 mod history;
 mod hooks;

@@ -220,6 +220,11 @@ impl Draft {
 
     /// Says something in the session's own name.
     fn say(&mut self, body: ChunkBody) -> Result<Sequence> {
+        let agent_id = self.session.record.session_id.to_string();
+        self.say_as(agent_id, body)
+    }
+
+    fn say_as(&mut self, agent_id: String, body: ChunkBody) -> Result<Sequence> {
         let record = &self.session.record;
         let step = if self.session.step.is_some() {
             self.session.step_number()
@@ -228,7 +233,7 @@ impl Draft {
         };
         let chunk = Chunk {
             body,
-            agent_id: record.session_id.to_string(),
+            agent_id,
             agent_type: record.agent_type.to_string(),
             timestamp: self.now,
             step,

@@ -10,6 +10,7 @@
     unreachable_pub
 )]
 
+mod authoring;
 mod children;
 mod conversation;
 mod eviction;
