@@ -52,7 +52,10 @@ pub use error::{Code, Error, Result};
 pub use mount::Mount;
 pub use protocol::ids::{AgentType, SessionId};
 
-/// The examples of the README, compiled and run as tests.
+/// The code of the texts, compiled and run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+#[cfg(doctest)]
+#[doc = include_str!("../docs/agents.md")]
+mod writing_agents {}

@@ -30,6 +30,7 @@ use remote_agents::{Agent, Agents};
 use serde_json::json;
 
 #[path = "stories/paired.rs"]
+#[allow(dead_code, unreachable_pub)] // It is for others too.
 mod paired;
 
 #[global_allocator]

@@ -15,11 +15,8 @@ use remote_agents::cloudflare::{
 use remote_agents::http::refusal;
 use remote_agents::platform::Runtime;
 use remote_agents::protocol::ids::AgentType;
-use remote_agents::{Agents, Error, Result};
-use worker::{
-    Context, DurableObject, Env, Fetcher, ObjectNamespace, Request, Response, State,
-    durable_object, event,
-};
+use remote_agents::{Agents, Error, Result, host_agents};
+use worker::{Context, Env, Fetcher, ObjectNamespace, Request, Response, durable_object, event};
 
 use crate::proxy::{ChildProxy, Reading};
 use crate::{agents, mounts, page, writer};
@@ -37,19 +34,7 @@ const PRODUCER: &str = "PRODUCER";
 #[durable_object(alarm)]
 pub struct ConsumerAgents(ObjectHost);
 
-impl DurableObject for ConsumerAgents {
-    fn new(state: State, env: Env) -> Self {
-        Self(ObjectHost::new(state, &env, hosted))
-    }
-
-    async fn fetch(&self, request: Request) -> worker::Result<Response> {
-        Ok(self.0.fetch(request).await)
-    }
-
-    async fn alarm(&self) -> worker::Result<Response> {
-        Ok(self.0.alarm().await)
-    }
-}
+host_agents!(ConsumerAgents, hosted);
 
 /// The agents of an object, with the model that the deployment names.
 fn hosted(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
