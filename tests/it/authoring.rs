@@ -5,10 +5,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use remote_agents::agent::model::LanguageModel;
-use remote_agents::agent::{Limits, keyed, serial, tool, typed_tool};
+use remote_agents::agent::{Limits, SubAgent, keyed, serial, tool, typed_tool};
 use remote_agents::mount::{Mount, Projection};
-use remote_agents::native::LocalObjects;
+use remote_agents::native::{LocalObjects, LocalRuntime};
 use remote_agents::protocol::ids::{AgentType, DocumentId, SessionId};
+use remote_agents::store::SubLocation;
+use remote_agents::transport::{HttpTransport, ObjectsFetch};
 use remote_agents::{Agent, Agents, Code, Error, ToolContext, ToolError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -513,5 +515,54 @@ fn a_projected_mount_shows_no_live_document() {
         let (_, shown) = projected.sse(path).await;
         assert!(shown.contains("tool_end") && !shown.contains("CANARY"));
         assert!(client.sse(path).await.1.contains("CANARY"));
+    });
+}
+
+#[test]
+fn a_child_of_a_run_that_took_too_long_goes_on_and_the_next_run_hears_it() {
+    in_world(|| async {
+        let make = |objects: &Rc<LocalObjects>, runtime: &Rc<LocalRuntime>| {
+            let child = AgentType::parse("child").unwrap();
+            let fetch = Rc::new(ObjectsFetch::new(objects.clone()));
+            let (address, clock) = ("http://object", runtime.clone());
+            let transport = HttpTransport::new(fetch, clock, address, "", child.clone());
+            let (place, way) = (SubLocation::Local, Rc::new(transport));
+            let ask = SubAgent::new("ask", "Asks.", child.clone(), place, way);
+            let model = scripted(|request| match turn(request) {
+                0 => calls(&[("c1", "subagent__ask", json!({"message": "how long?"}))]),
+                _ => text("heard"),
+            });
+            let slow = crate::support::Slow {
+                words: 40,
+                pause: Duration::from_millis(500),
+            };
+            let parent = agent(model).with_sub_agent(ask).with_limits(Limits {
+                max_run_time: Some(Duration::from_secs(15)),
+                ..Limits::default()
+            });
+            Agents::new([parent, Agent::new(child, "Talk.", Rc::new(slow))])
+        };
+        let client = Client {
+            mount: Rc::new(Mount::new("/agents").allow_unauthenticated()),
+            objects: LocalObjects::new(1_700_000_000_000, Lines::default().sink(), Rc::new(make)),
+        };
+        start(&client).await;
+        let status = client.settled("napper", "s1").await;
+        assert_eq!(status["errorCode"], "run_timeout");
+        let on = json!({"sessionId": "s1", "mode": "continue"});
+        assert_eq!(client.post("/agents/napper/resume", on).await.0, 200);
+        let status = client.settled("napper", "s1").await;
+        assert_eq!(status["output"], "heard", "{status}");
+        let said = log(&client).await;
+        let of = |kind: &str| said.iter().filter(|chunk| chunk["type"] == kind).count();
+        assert_eq!((of("subagent_start"), of("subagent_end")), (1, 1));
+        let end = said.iter().find(|chunk| chunk["type"] == "subagent_end");
+        assert_eq!(end.unwrap()["success"], true);
+        // Each word of the child stands in the parent's log once.
+        let words = said.iter().filter(|chunk| chunk["agentType"] == "child");
+        assert_eq!(
+            words.filter(|chunk| chunk["type"] == "text_delta").count(),
+            40
+        );
     });
 }
