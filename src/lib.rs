@@ -47,12 +47,15 @@ pub mod session;
 pub mod store;
 pub mod transport;
 
-pub use agent::{Agent, Agents, SubAgent, Tool, ToolContext, ToolError, typed_tool};
+pub use agent::{Agent, Agents, SubAgent, Tool, ToolContext, ToolError, tool, typed_tool};
 pub use error::{Code, Error, Result};
 pub use mount::Mount;
 pub use protocol::ids::{AgentType, SessionId};
 
-/// The examples of the README, compiled and run as tests.
+/// The code of the texts, compiled and run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+#[cfg(doctest)]
+#[doc = include_str!("../docs/agents.md")]
+mod writing_agents {}

@@ -29,6 +29,10 @@ use remote_agents::transport::{Call, FrameStream, Transport, TransportError};
 use remote_agents::{Agent, Agents};
 use serde_json::json;
 
+#[path = "stories/paired.rs"]
+#[allow(dead_code, unreachable_pub)] // It is for others too.
+mod paired;
+
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
@@ -133,6 +137,7 @@ impl LanguageModel for Delegator {
     }
 
     fn stream(&self, request: ModelRequest) -> ModelStream {
+        paired::read(&request).unwrap();
         let called = request
             .messages
             .iter()

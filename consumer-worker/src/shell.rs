@@ -1,6 +1,7 @@
 //! The Worker: its object class, its bindings, its mount, and the way to its children's state.
 //!
-//! `/agents` is the writer with the key. `/` is the page, where the deployment has its files. `/api/child-snapshot` and `/api/child-usage` read what
+//! `/agents` is the writer with the key. `/` is the page, where the deployment has its files.
+//! `/api/child-snapshot` and `/api/child-usage` read what
 //! lives in the other service ([`crate::proxy`]), `/api/documents` what a job was started with
 //! ([`crate::sources`]). Nothing else is here, and nothing of a caller's
 //! request goes to the other service.

@@ -12,11 +12,9 @@ use remote_agents::cloudflare::{self, ObjectHost, object_stub_transport, variabl
 use remote_agents::http::refusal;
 use remote_agents::platform::Runtime;
 use remote_agents::protocol::ids::AgentType;
-use remote_agents::{Agents, Error, Result};
+use remote_agents::{Agents, Error, Result, host_agents};
 use serde::Deserialize;
-use worker::{
-    Context, DurableObject, Env, ObjectNamespace, Request, Response, State, durable_object, event,
-};
+use worker::{Context, Env, ObjectNamespace, Request, Response, durable_object, event};
 
 use crate::{agents, mounts, researcher};
 
@@ -27,19 +25,7 @@ const OBJECTS: &str = "AGENTS";
 #[durable_object(alarm)]
 pub struct ProducerAgents(ObjectHost);
 
-impl DurableObject for ProducerAgents {
-    fn new(state: State, env: Env) -> Self {
-        Self(ObjectHost::new(state, &env, hosted))
-    }
-
-    async fn fetch(&self, request: Request) -> worker::Result<Response> {
-        Ok(self.0.fetch(request).await)
-    }
-
-    async fn alarm(&self) -> worker::Result<Response> {
-        Ok(self.0.alarm().await)
-    }
-}
+host_agents!(ProducerAgents, hosted);
 
 /// The agents of an object, with the model that the deployment names.
 fn hosted(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {

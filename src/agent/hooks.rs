@@ -58,6 +58,25 @@ pub struct Entered<'a> {
     pub database: &'a dyn Database,
 }
 
+/// A hook after a call of one of the agent's own tools has returned, failed or timed out, before its
+/// result is committed; not after one that a stop cut off. As with [`SubAgentHook`], what it stages
+/// stands also when the call failed, it fires again if the object ended before the result was
+/// committed, and an error of its is logged and changes nothing.
+pub type ToolHook = Rc<dyn Fn(&ToolPayload, &ToolContext) -> Result<()>>;
+
+/// What a tool's call came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolPayload {
+    /// The tool's name.
+    pub name: String,
+    /// The arguments.
+    pub arguments: Value,
+    /// Whether it succeeded.
+    pub success: bool,
+    /// The result, or for a failure what the model reads of it.
+    pub result: Value,
+}
+
 /// A hook after a sub-agent's call, before its result is committed.
 ///
 /// What it writes belongs to the step and is dropped with it if the parent ends before the result

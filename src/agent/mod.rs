@@ -3,6 +3,8 @@
 //! Definitions are data and callbacks; they do no I/O by themselves and know no platform. The
 //! session's driver calls them.
 
+mod document;
+pub(crate) mod history;
 pub(crate) mod hooks;
 pub mod model;
 mod models;
@@ -17,14 +19,21 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+pub use document::LiveDocument;
+pub use history::{
+    BytesPerToken, Conversation, CutOldest, History, HistoryPolicy, Selected, TokenCounter,
+    check_pairing, cut_oldest,
+};
 pub use hooks::{
     AfterEntryHook, Completing, CompletingHook, Entered, Entry, EntryHook, Settled, SettledHook,
-    SettledOutcome, SubAgentHook, SubAgentPayload,
+    SettledOutcome, SubAgentHook, SubAgentPayload, ToolHook, ToolPayload,
 };
 pub use models::model_by_name;
 pub use offline::OfflineModel;
 pub use schema::Shape;
-pub use tool::{StepHandle, StopSignal, Tool, ToolContext, ToolError, keyed, typed_tool};
+pub use tool::{
+    StepHandle, StopSignal, Tool, ToolContext, ToolError, keyed, serial, tool, typed_tool,
+};
 
 use crate::error::{Error, Result};
 use crate::protocol::ids::{AgentType, SessionId};
@@ -62,6 +71,8 @@ pub struct Agent {
     pub output: Option<Shape>,
     /// Bounds of a run.
     pub limits: Limits,
+    /// How much of the conversation its model is sent.
+    pub history: History,
     /// How much of its log a session keeps.
     pub retention: Retention,
     /// How long a session is kept after it last changed.
@@ -74,6 +85,8 @@ pub struct Agent {
     pub before_entry: Option<EntryHook>,
     /// Runs when a run was opened, in the transaction that opens it.
     pub after_entry: Option<AfterEntryHook>,
+    /// Runs when a call of a tool of its own has ended; may stage state.
+    pub after_tool: Option<ToolHook>,
     /// Runs when a sub-agent's call has settled; may stage state.
     pub after_sub_agent: Option<SubAgentHook>,
     /// Runs when a run is about to complete, in the transaction of its last commit.
@@ -108,8 +121,21 @@ impl Default for Flush {
 pub struct Limits {
     /// Steps of one run; the next is refused and the run fails. Default 32.
     pub max_steps: u64,
+    /// Tokens of one run: what its model calls cost, and the sub-agents whose calls have settled in
+    /// it. Looked at after each step: one that reaches it is the last, and the run fails with
+    /// `run_attempts_exhausted` unless it has completed. Default none.
+    pub max_tokens: Option<u64>,
+    /// How long a run may take, across restarts. Then it is ended where it stands and fails with
+    /// `run_timeout`: what the model says is discarded, tools are dropped, and children go on until
+    /// an entry takes their calls up or the calls' own deadlines pass. Default none.
+    pub max_run_time: Option<Duration>,
     /// How often an output may miss its shape before the run fails. Default 3.
     pub max_output_attempts: u32,
+    /// Answers in a row that make the same calls and get the same results. The calls of the next
+    /// such answer are not made; their results tell the model so, and if it makes them once more
+    /// the run fails with `run_attempts_exhausted`. Default 5, 0 counts as 1, and `u32::MAX` sets no
+    /// bound.
+    pub max_repeats: u32,
     /// How long a local tool may take. Default 5 minutes.
     pub tool_timeout: Duration,
     /// Children that one session has in flight at once. Default 4: each holds a connection.
@@ -127,7 +153,10 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_steps: 32,
+            max_tokens: None,
+            max_run_time: None,
             max_output_attempts: 3,
+            max_repeats: 5,
             tool_timeout: Duration::from_secs(300),
             max_children: 4,
         }
@@ -181,12 +210,14 @@ impl Agent {
             state: Shape::any(),
             output: None,
             limits: Limits::default(),
+            history: History::default(),
             retention: Retention::default(),
             expiry: None,
             flush: Flush::default(),
             max_readers: MAX_READERS,
             before_entry: None,
             after_entry: None,
+            after_tool: None,
             after_sub_agent: None,
             before_completion: None,
             after_settled: None,
@@ -231,6 +262,13 @@ impl Agent {
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Sets how much of the conversation its model is sent. Default [`History::default`].
+    #[must_use]
+    pub fn with_history(mut self, history: History) -> Self {
+        self.history = history;
         self
     }
 
@@ -302,6 +340,16 @@ impl Agent {
         hook: impl Fn(&mut Entry<'_>) -> Result<()> + 'static,
     ) -> Self {
         self.before_entry = Some(Rc::new(hook));
+        self
+    }
+
+    /// Sets the hook after a call of a tool of the agent's own. Default: none.
+    #[must_use]
+    pub fn with_after_tool(
+        mut self,
+        hook: impl Fn(&ToolPayload, &ToolContext) -> Result<()> + 'static,
+    ) -> Self {
+        self.after_tool = Some(Rc::new(hook));
         self
     }
 
@@ -380,7 +428,8 @@ impl Agents {
     /// A set of agents.
     ///
     /// # Errors
-    /// `INTERNAL` when two share a type, or a tool name is taken twice in one agent.
+    /// `INTERNAL` when two share a type, a tool name is taken twice in one agent, or the model would
+    /// read no description of a tool.
     pub fn new(agents: impl IntoIterator<Item = Agent>) -> Result<Self> {
         let agents: Vec<_> = agents.into_iter().map(Rc::new).collect();
         for (i, agent) in agents.iter().enumerate() {
@@ -394,7 +443,14 @@ impl Agents {
                     agent.agent_type
                 )));
             }
-            let mut names: Vec<_> = agent.tools.iter().map(|tool| tool.spec().name).collect();
+            let specs: Vec<_> = agent.tools.iter().map(|tool| tool.spec()).collect();
+            if let Some(silent) = specs.iter().find(|spec| spec.description.trim().is_empty()) {
+                return Err(Error::internal(format!(
+                    "the tool {} of agent {} has no description",
+                    silent.name, agent.agent_type
+                )));
+            }
+            let mut names: Vec<_> = specs.into_iter().map(|spec| spec.name).collect();
             names.extend(agent.sub_agents.iter().map(|sub| sub.tool_name()));
             names.extend(agent.output.iter().map(|_| FINISH_TOOL.to_owned()));
             names.sort();

@@ -8,13 +8,14 @@ use std::task::{Poll, Waker};
 use futures::future::LocalBoxFuture;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
-use super::Identity;
 use super::model::ToolSpec;
+use super::{Identity, LiveDocument};
 use crate::error::{Code, Error, Result};
-use crate::protocol::ids::{StreamId, Timestamp, hex};
+use crate::protocol::chunk::PatchOperation;
+use crate::protocol::ids::{DocumentId, StreamId, Timestamp, hex};
 use crate::store::Database;
 
 /// A tool.
@@ -28,6 +29,12 @@ pub trait Tool {
     fn idempotency_key(&self, arguments: &Value) -> Option<String> {
         let _none = arguments;
         None
+    }
+
+    /// Whether its calls run alone: those before them in the answer have ended, those behind them
+    /// wait. Calls of sub-agents go on beside them. Default no, see [`serial`].
+    fn is_serial(&self) -> bool {
+        false
     }
 
     /// Runs one call. Dropping the future cancels it.
@@ -83,6 +90,13 @@ pub trait StepHandle {
 
     /// Says something on the stream.
     fn emit(&self, event_name: &str, data: Value) -> Result<()>;
+
+    /// Says a change of a live document on the stream. Default: `framework_not_supported`.
+    fn patch_document(&self, id: &DocumentId, patches: Vec<PatchOperation>) -> Result<()> {
+        let _ = (id, patches);
+        let sentence = "There is no stream for a live document here.";
+        Err(Error::new(Code::NotSupported, sentence))
+    }
 
     /// The object's database, for tables of the agent's own.
     fn database(&self) -> &dyn Database;
@@ -163,6 +177,21 @@ impl ToolContext {
         self.handle.stage(&self.tool_call_id, state)
     }
 
+    /// The metadata that the session was started with; children are handed their parent's.
+    #[must_use]
+    pub fn metadata(&self) -> Option<&Map<String, Value>> {
+        self.identity.origin.metadata.as_ref()
+    }
+
+    /// A live document of this session: something that readers see grow and that is not its state.
+    ///
+    /// # Errors
+    /// `VALIDATION_ERROR` when the name is not 1 to 64 characters of `[A-Za-z0-9._-]`.
+    pub fn document(&self, name: &str) -> Result<LiveDocument> {
+        let id = DocumentId::new(&self.identity.session_id, name)?;
+        Ok(LiveDocument::new(id, self.handle.clone()))
+    }
+
     /// Says something on the stream, as a `custom` chunk.
     ///
     /// # Errors
@@ -178,12 +207,59 @@ impl ToolContext {
     }
 }
 
+/// As [`typed_tool`], with the doc comment of the argument type as the description:
+///
+/// ```
+/// use remote_agents::{ToolContext, ToolError, tool};
+/// use schemars::JsonSchema;
+/// use serde::Deserialize;
+///
+/// /// Adds two numbers.
+/// #[derive(Deserialize, JsonSchema)]
+/// struct Sum {
+///     /// The first.
+///     a: i64,
+///     /// The second.
+///     b: i64,
+/// }
+///
+/// let add = tool("add", async |_: ToolContext, sum: Sum| {
+///     Ok::<_, ToolError>(sum.a.saturating_add(sum.b))
+/// });
+/// assert_eq!(add.spec().description, "Adds two numbers.");
+/// assert_eq!(add.spec().parameters["properties"]["a"]["description"], "The first.");
+/// ```
+///
+/// A type without a doc comment gives a tool without a description, which [`super::Agents::new`]
+/// refuses.
+pub fn tool<A, O, F, Fut>(name: &'static str, function: F) -> Rc<dyn Tool>
+where
+    A: DeserializeOwned + schemars::JsonSchema + 'static,
+    O: Serialize + 'static,
+    F: Fn(ToolContext, A) -> Fut + 'static,
+    Fut: Future<Output = Result<O, ToolError>> + 'static,
+{
+    let shape = super::Shape::of::<A>();
+    let described = shape.schema().get("description").and_then(Value::as_str);
+    made(name, described.unwrap_or_default(), function)
+}
+
 /// A tool made of a function: the schema is derived from its argument type.
 pub fn typed_tool<A, O, F, Fut>(
     name: &'static str,
     description: &'static str,
     function: F,
 ) -> Rc<dyn Tool>
+where
+    A: DeserializeOwned + schemars::JsonSchema + 'static,
+    O: Serialize + 'static,
+    F: Fn(ToolContext, A) -> Fut + 'static,
+    Fut: Future<Output = Result<O, ToolError>> + 'static,
+{
+    made(name, description, function)
+}
+
+fn made<A, O, F, Fut>(name: &str, description: &str, function: F) -> Rc<dyn Tool>
 where
     A: DeserializeOwned + schemars::JsonSchema + 'static,
     O: Serialize + 'static,
@@ -206,7 +282,10 @@ where
                 })
             }
             Err(e) => {
-                let error = ToolError::new(format!("the arguments do not fit: {e}"));
+                let error = ToolError {
+                    code: Code::ValidationError,
+                    ..ToolError::new(format!("The arguments do not fit: {e}"))
+                };
                 Box::pin(async move { Err(error) })
             }
         }),
@@ -236,6 +315,36 @@ where
     })
 }
 
+/// The tool, whose calls run alone: see [`Tool::is_serial`].
+#[must_use]
+pub fn serial(tool: Rc<dyn Tool>) -> Rc<dyn Tool> {
+    Rc::new(SerialTool(tool))
+}
+
+struct SerialTool(Rc<dyn Tool>);
+
+impl Tool for SerialTool {
+    fn spec(&self) -> ToolSpec {
+        self.0.spec()
+    }
+
+    fn idempotency_key(&self, arguments: &Value) -> Option<String> {
+        self.0.idempotency_key(arguments)
+    }
+
+    fn is_serial(&self) -> bool {
+        true
+    }
+
+    fn call(
+        &self,
+        context: ToolContext,
+        arguments: Value,
+    ) -> LocalBoxFuture<'static, Result<Value, ToolError>> {
+        self.0.call(context, arguments)
+    }
+}
+
 type Key = Box<dyn Fn(&Value) -> Option<String>>;
 
 struct KeyedTool {
@@ -250,6 +359,10 @@ impl Tool for KeyedTool {
 
     fn idempotency_key(&self, arguments: &Value) -> Option<String> {
         (self.key)(arguments)
+    }
+
+    fn is_serial(&self) -> bool {
+        self.tool.is_serial()
     }
 
     fn call(

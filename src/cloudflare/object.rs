@@ -26,28 +26,60 @@ const REBUILD_AFTER: u64 = 60_000;
 
 /// One agent session in one Durable Object.
 ///
-/// A `#[durable_object(alarm)]` class keeps one and hands it its events:
+/// A `#[durable_object(alarm)]` class keeps one, and [`crate::host_agents`] hands it its events:
 ///
 /// ```ignore
+/// /// One session of any of the agents.
 /// #[durable_object(alarm)]
 /// pub struct MyAgents(ObjectHost);
 ///
-/// impl DurableObject for MyAgents {
-///     fn new(state: State, env: Env) -> Self {
-///         Self(ObjectHost::new(state, &env, |env, runtime| agents(env, runtime)))
-///     }
-///     async fn fetch(&self, request: Request) -> worker::Result<Response> {
-///         Ok(self.0.fetch(request).await)
-///     }
-///     async fn alarm(&self) -> worker::Result<Response> {
-///         Ok(self.0.alarm().await)
-///     }
+/// remote_agents::host_agents!(MyAgents, hosted);
+///
+/// fn hosted(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
+///     agents(env, runtime)
 /// }
 /// ```
 pub struct ObjectHost {
     producer: Result<Rc<Producer>>,
     database: Result<Rc<dyn Database>>,
     runtime: Option<Rc<DurableRuntime>>,
+}
+
+/// Makes a class that keeps an [`ObjectHost`] the host of the agents that a function makes, as
+/// [`ObjectHost::new`] takes it.
+///
+/// It writes the class's `impl DurableObject`, and does not compile for a class without an alarm: a
+/// session that nobody wakes would not survive a restart. The crate that uses it depends on `worker`.
+#[macro_export]
+macro_rules! host_agents {
+    ($class:ident, $agents:expr) => {
+        impl ::worker::DurableObject for $class {
+            fn new(state: ::worker::State, env: ::worker::Env) -> Self {
+                Self($crate::cloudflare::ObjectHost::new(state, &env, $agents))
+            }
+
+            async fn fetch(
+                &self,
+                request: ::worker::Request,
+            ) -> ::worker::Result<::worker::Response> {
+                Ok(self.0.fetch(request).await)
+            }
+
+            async fn alarm(&self) -> ::worker::Result<::worker::Response> {
+                Ok(self.0.alarm().await)
+            }
+        }
+
+        const _: () = {
+            use ::worker::wasm_bindgen::JsValue;
+
+            // What the platform calls: only `durable_object(alarm)` writes a method of this type.
+            #[allow(dead_code)]
+            async fn is_woken(class: &$class) -> ::core::result::Result<JsValue, JsValue> {
+                class.alarm().await
+            }
+        };
+    };
 }
 
 impl ObjectHost {

@@ -6,10 +6,12 @@
 
 mod client;
 pub mod database;
+mod host;
 mod objects;
 mod runtime;
 
 pub use client::{HttpClient, http_transport};
 pub use database::RusqliteDatabase;
+pub use host::{Host, block_on};
 pub use objects::{CommitMoment, LocalObjects, MakeAgents, MountFetch, OnCommit, OnObjectEffect};
 pub use runtime::{Effect, LocalRuntime, LogSink, OnEffect};

@@ -221,6 +221,11 @@ impl Draft {
         }
     }
 
+    /// Whether nothing was said that could be kept: no text and no call.
+    pub(super) fn is_empty(&self) -> bool {
+        self.text.trim().is_empty() && self.calls.is_empty()
+    }
+
     pub(super) fn finish(self, model: &str) -> ModelAnswer {
         let calls = self
             .calls

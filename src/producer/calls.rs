@@ -3,31 +3,28 @@
 //! A stop cuts local tools off and lets children be told; what has no result then is paired by the
 //! settling commit. A tool's future is dropped to cancel it.
 
+mod side;
+
+use std::cell::Cell;
 use std::rc::Rc;
 
 use futures::StreamExt as _;
 use futures::future::{Either, LocalBoxFuture, join, join_all, select};
 use futures::stream;
-use serde_json::{Value, json};
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::{Halt, Producer};
-use crate::agent::tool::call_key;
-use crate::agent::{
-    Agent, FINISH_TOOL, Identity, StepHandle, StopSignal, SubAgent, SubAgentPayload, Tool,
-    ToolContext,
-};
-use crate::consumer::{CallHost, CallSpec, run_call};
+use crate::agent::{Agent, FINISH_TOOL, StopSignal, SubAgent, SubAgentPayload, Tool, ToolPayload};
+use crate::consumer::{CallSpec, run_call};
 use crate::dispatch::{CallOutcome, child_id, message_for};
 use crate::error::{Code, Error, Result};
-use crate::platform::{Level, Runtime};
-use crate::protocol::ids::{Sequence, SessionId, StreamId, Timestamp, millis};
+use crate::platform::Level;
+use crate::protocol::ids::{SessionId, millis};
 use crate::protocol::message::{ParentRef, StartRequest};
 use crate::protocol::request::{DEPTH_LIMIT, too_deep};
-use crate::session::{CallFailure, ChildSettled};
-use crate::store::{
-    Database, Epoch, SubRemote, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord, ToolOutcome,
-};
+use crate::session::{CallFailure, ChildSettled, repeated};
+use crate::store::{Epoch, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord, ToolOutcome};
 
 /// What carries a call out.
 enum Route {
@@ -35,6 +32,8 @@ enum Route {
     Local(Rc<dyn Tool>),
     Child(Rc<SubAgent>),
     Unknown,
+    /// Nothing does: the call is refused.
+    Refused(CallFailure),
 }
 
 impl Producer {
@@ -56,21 +55,34 @@ impl Producer {
                 })
             })?
             .unwrap_or_default();
+        let repeats = self.repeats_of_step(agent)?;
         let mut locals = Vec::new();
         let mut children = Vec::new();
         for record in open {
             let agent = agent.clone();
-            let route = route(&agent, &record.call.name);
+            let mut route = route(&agent, &record.call);
+            // A child that was begun is never forsaken for a bound.
+            let was_begun = matches!(route, Route::Child(_)) && record.begun > 0;
+            if repeats.is_told || repeats.same >= agent.limits.max_repeats.max(1) {
+                route = if was_begun {
+                    route
+                } else {
+                    Route::Refused(repeated(repeats.same))
+                };
+            }
             let side = Rc::new(CallSide {
                 producer: self.clone(),
                 epoch,
                 stop: stop.clone(),
                 tool_call_id: record.call.id.clone(),
-                to_child: matches!(route, Route::Child(_)),
+                by_hook: Cell::new(matches!(route, Route::Child(_))),
             });
             match route {
                 Route::Child(sub) => children.push(side.child(agent, sub, record)),
-                other => locals.push(side.local(agent, other, record)),
+                other => {
+                    let is_serial = matches!(&other, Route::Local(tool) if tool.is_serial());
+                    locals.push((is_serial, side.local(agent, other, record)));
+                }
             }
         }
         let at_once = agent.limits.max_children.max(1);
@@ -78,8 +90,8 @@ impl Producer {
         let children = stream::iter(children)
             .buffer_unordered(at_once)
             .collect::<Vec<_>>();
-        let (locals, children) = join(join_all(locals), children).await;
-        locals.into_iter().chain(children).collect()
+        let (locals, children) = join(in_turns(locals, stop), children).await;
+        children.into_iter().fold(locals, Result::and)
     }
 
     /// Under a stop: tells every child whose call is open, and settles that call. In the execution
@@ -107,14 +119,14 @@ impl Producer {
         stop.set();
         let calls = open
             .into_iter()
-            .filter_map(|record| match route(agent, &record.call.name) {
+            .filter_map(|record| match route(agent, &record.call) {
                 Route::Child(sub) => {
                     let side = Rc::new(CallSide {
                         producer: self.clone(),
                         epoch,
                         stop: stop.clone(),
                         tool_call_id: record.call.id.clone(),
-                        to_child: true,
+                        by_hook: Cell::new(true),
                     });
                     Some(side.call_child(agent.clone(), sub, record))
                 }
@@ -129,7 +141,43 @@ impl Producer {
     }
 }
 
-fn route(agent: &Agent, name: &str) -> Route {
+/// Runs local calls in call order: at once, but for those that run alone. None begins under a stop.
+async fn in_turns(
+    calls: Vec<(bool, LocalBoxFuture<'static, Result<(), Halt>>)>,
+    stop: &StopSignal,
+) -> Result<(), Halt> {
+    let mut turns: Vec<Vec<_>> = Vec::new();
+    let mut is_open = false;
+    for (is_serial, call) in calls {
+        match turns.last_mut().filter(|_| is_open && !is_serial) {
+            Some(turn) => turn.push(call),
+            None => turns.push(vec![call]),
+        }
+        is_open = !is_serial;
+    }
+    for turn in turns {
+        if stop.is_set() {
+            break;
+        }
+        join_all(turn)
+            .await
+            .into_iter()
+            .collect::<Result<(), Halt>>()?;
+    }
+    Ok(())
+}
+
+fn route(agent: &Agent, call: &ToolCall) -> Route {
+    let name = call.name.as_str();
+    let route = named(agent, name);
+    if matches!(route, Route::Unknown) || call.arguments.is_object() {
+        return route;
+    }
+    let sentence = "The arguments are not a JSON object that can be read.";
+    Route::Refused(CallFailure::new(Code::ValidationError, sentence))
+}
+
+fn named(agent: &Agent, name: &str) -> Route {
     if name == FINISH_TOOL && agent.output.is_some() {
         return Route::Finish;
     }
@@ -148,8 +196,9 @@ struct CallSide {
     epoch: Epoch,
     stop: StopSignal,
     tool_call_id: String,
-    /// Whether the call goes to a child: then only the hook after it writes state.
-    to_child: bool,
+    /// Whether what is staged now is written by the hook after the call. Of a call that goes to a
+    /// child nothing else writes state.
+    by_hook: Cell<bool>,
 }
 
 impl CallSide {
@@ -175,7 +224,14 @@ impl CallSide {
             }
             let outcome = match route {
                 Route::Finish => Some(finish(&agent, &record.call)),
-                Route::Local(tool) => self.execute(&agent, &*tool, &record).await?,
+                Route::Local(tool) => {
+                    let outcome = self.execute(&agent, &*tool, &record).await?;
+                    if let Some(outcome) = &outcome {
+                        self.after_tool(&agent, &record, outcome)?;
+                    }
+                    outcome
+                }
+                Route::Refused(failure) => Some(failure.to_outcome()),
                 Route::Child(_) | Route::Unknown => {
                     let sentence = format!("There is no tool {}.", record.call.name);
                     Some(CallFailure::new(Code::ValidationError, sentence).to_outcome())
@@ -232,6 +288,40 @@ impl CallSide {
             }
             Either::Right((Either::Right(_), _)) => None,
         })
+    }
+
+    /// Runs the hook after a local tool. The call's result stands whatever the hook makes of it.
+    fn after_tool(
+        self: &Rc<Self>,
+        agent: &Agent,
+        record: &ToolCallRecord,
+        outcome: &ToolOutcome,
+    ) -> Result<()> {
+        let Some(hook) = &agent.after_tool else {
+            return Ok(());
+        };
+        let payload = ToolPayload {
+            name: record.call.name.clone(),
+            arguments: record.call.arguments.clone(),
+            success: outcome.success,
+            result: outcome.result.clone(),
+        };
+        let context = self.context_for(record.begun.saturating_add(1), None)?;
+        self.by_hook.set(true);
+        let made = hook(&payload, &context);
+        self.by_hook.set(false);
+        if let Err(error) = made {
+            self.hook_failed("after_tool_failed", &error);
+        }
+        Ok(())
+    }
+
+    fn hook_failed(&self, event: &str, error: &Error) {
+        let fields = [
+            ("toolCallId", self.tool_call_id.as_str()),
+            ("code", error.code.as_str()),
+        ];
+        self.producer.log(Level::Warn, event, &fields);
     }
 
     fn child(
@@ -362,14 +452,7 @@ impl CallSide {
             };
             // The child's result stands whatever the hook makes of it.
             if let Err(error) = hook(&payload, &self.context_for(1, None)?) {
-                self.producer.log(
-                    Level::Warn,
-                    "after_sub_agent_failed",
-                    &[
-                        ("toolCallId", &self.tool_call_id),
-                        ("code", error.code.as_str()),
-                    ],
-                );
+                self.hook_failed("after_sub_agent_failed", &error);
             }
         }
         let tool = outcome.to_tool_outcome();
@@ -409,76 +492,6 @@ impl CallSide {
             session.tool_finished(&self.tool_call_id, outcome, child, now)
         })
     }
-
-    fn context(self: &Rc<Self>, tool: &dyn Tool, call: &ToolCallRecord) -> Result<ToolContext> {
-        let attempt = call.begun.saturating_add(1);
-        self.context_for(attempt, tool.idempotency_key(&call.call.arguments))
-    }
-
-    fn context_for(self: &Rc<Self>, attempt: u32, key: Option<String>) -> Result<ToolContext> {
-        let (identity, stream_id) = self
-            .producer
-            .read(|session| {
-                let identity = Identity {
-                    session_id: session.record.session_id.clone(),
-                    agent_type: session.record.agent_type.clone(),
-                    origin: session.record.origin.clone(),
-                };
-                (identity, session.record.stream_id.clone())
-            })?
-            .ok_or_else(Error::not_found)?;
-        Ok(ToolContext {
-            identity,
-            idempotency_key: key.unwrap_or_else(|| call_key(&stream_id, &self.tool_call_id)),
-            tool_call_id: self.tool_call_id.clone(),
-            attempt,
-            stop: self.stop.clone(),
-            handle: self.clone(),
-        })
-    }
-
-    /// Refuses what comes after the call's end: a tool may have left its context with a task that
-    /// outlives it, and nothing may be said behind the end of a run.
-    fn expect_open(&self) -> Result<()> {
-        let open = self.producer.read(|session| {
-            let call = session
-                .step
-                .as_ref()
-                .and_then(|step| step.call(&self.tool_call_id));
-            call.is_some_and(|call| call.outcome.is_none())
-        })?;
-        if open == Some(true) {
-            Ok(())
-        } else {
-            Err(Error::new(
-                Code::RunInterrupted,
-                "The tool call has ended already.",
-            ))
-        }
-    }
-
-    /// As [`Producer::apply_in`], for those who only see the crate's error.
-    fn apply(
-        &self,
-        change: impl FnOnce(&crate::session::Session, Timestamp) -> Result<crate::session::Transition>,
-    ) -> Result<()> {
-        self.producer
-            .apply_in(self.epoch, change)
-            .map_err(|halt| match halt {
-                Halt::Failed(error) => error,
-                Halt::Superseded => Error::new(
-                    Code::RunInterrupted,
-                    "Another execution owns the session now.",
-                ),
-            })
-    }
-
-    fn stored_child(&self, id: &SessionId) -> Result<SubSessionRecord> {
-        self.producer
-            .store
-            .sub_session(id.as_str())?
-            .ok_or_else(|| Producer::stored_missing("sub-session", id))
-    }
 }
 
 /// Checks what the model hands in.
@@ -497,112 +510,5 @@ fn finish(agent: &Agent, call: &ToolCall) -> ToolOutcome {
             let sentence = format!("The output does not have its declared shape: {reason}");
             CallFailure::new(Code::OutputValidationFailed, sentence).to_outcome()
         }
-    }
-}
-
-impl StepHandle for CallSide {
-    fn state(&self) -> Rc<Value> {
-        match self.producer.read(crate::session::Session::working_state) {
-            Ok(Some(state)) => state,
-            _ => Rc::new(Value::Null),
-        }
-    }
-
-    fn stage(&self, tool_call_id: &str, state: Value) -> Result<()> {
-        if too_deep(&state, DEPTH_LIMIT) {
-            return Err(Error::invalid("state", "The state is nested too deeply."));
-        }
-        let shape = self
-            .producer
-            .read(|session| session.record.agent_type.clone())?
-            .and_then(|agent_type| self.producer.agents.find(agent_type.as_str()))
-            .map(|agent| agent.state.clone());
-        if let Some(Err(reason)) = shape.map(|shape| shape.check(&state)) {
-            return Err(
-                Error::invalid("state", "The state does not have the agent's shape.")
-                    .with_detail(reason),
-            );
-        }
-        self.expect_open()?;
-        self.apply(|session, now| {
-            if self.to_child {
-                session.stage_by_hook(tool_call_id, state, now)
-            } else {
-                session.stage(tool_call_id, state, now)
-            }
-        })
-    }
-
-    fn emit(&self, event_name: &str, data: Value) -> Result<()> {
-        if too_deep(&data, DEPTH_LIMIT) {
-            return Err(Error::invalid("data", "The data is nested too deeply."));
-        }
-        self.expect_open()?;
-        self.apply(|session, now| session.emit(event_name, data, now))
-    }
-
-    fn database(&self) -> &dyn Database {
-        self.producer.store.database()
-    }
-
-    fn now(&self) -> Timestamp {
-        self.producer.now()
-    }
-}
-
-impl CallHost for CallSide {
-    fn runtime(&self) -> Rc<dyn Runtime> {
-        self.producer.runtime.clone()
-    }
-
-    fn stop(&self) -> StopSignal {
-        self.stop.clone()
-    }
-
-    fn child(&self, id: &SessionId) -> Result<Option<SubSessionRecord>> {
-        self.producer.store.sub_session(id.as_str())
-    }
-
-    fn open(&self, record: SubSessionRecord) -> Result<()> {
-        self.apply(|session, now| session.child_opened(record, now))
-    }
-
-    fn attached(&self, id: &SessionId, stream: &StreamId) -> Result<()> {
-        let mut child = self.stored_child(id)?;
-        if child
-            .remote
-            .as_ref()
-            .is_some_and(|remote| remote.stream_id == *stream)
-        {
-            return Ok(());
-        }
-        child.remote = Some(SubRemote {
-            stream_id: stream.clone(),
-            last_sequence: 0,
-        });
-        self.apply(|session, now| session.forwarded(child, stream.clone(), 0, Vec::new(), now))
-    }
-
-    fn forward(
-        &self,
-        id: &SessionId,
-        stream: &StreamId,
-        through: Sequence,
-        chunks: Vec<String>,
-    ) -> Result<()> {
-        let child = self.stored_child(id)?;
-        self.apply(|session, now| session.forwarded(child, stream.clone(), through, chunks, now))
-    }
-
-    fn announced(&self, child: &SessionId, session_id: &str) -> Result<bool> {
-        self.producer.store.announced_by(child.as_str(), session_id)
-    }
-
-    fn note(&self, child: &SessionId, message: &str) {
-        self.producer.log(
-            Level::Warn,
-            "sub_agent",
-            &[("subSessionId", child.as_str()), ("note", message)],
-        );
     }
 }

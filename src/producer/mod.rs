@@ -8,8 +8,10 @@
 mod answer;
 #[cfg(feature = "bench")]
 mod bench;
+mod bounds;
 mod calls;
 mod descendants;
+mod history;
 mod hooks;
 mod lifecycle;
 pub(crate) mod neighbours;

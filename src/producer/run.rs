@@ -46,19 +46,29 @@ impl Producer {
             );
             return self.fail(epoch, failure).await;
         }
-        self.reconcile(epoch, &agent).await?;
+        self.within_time(epoch, &agent, &stop).await
+    }
+
+    /// Takes step after step until the run settles.
+    pub(super) async fn steps(
+        self: &Rc<Self>,
+        epoch: Epoch,
+        agent: &Rc<Agent>,
+        stop: &StopSignal,
+    ) -> Result<(), Halt> {
+        self.reconcile(epoch, agent).await?;
         loop {
             let present = self.read(|session| (session.record.epoch, session.next()))?;
             match present.map(|(current, next)| (current == epoch, next)) {
                 None | Some((_, Next::Rest)) => return Ok(()),
                 Some((false, _)) => return Err(Halt::Superseded),
                 Some((true, Next::Stop)) => {
-                    self.stop_children(epoch, &agent, &stop).await?;
+                    self.stop_children(epoch, agent, stop).await?;
                     self.settle_stop(epoch).await?;
                 }
-                Some((true, Next::Ask)) => self.ask(epoch, &agent, &stop).await?,
-                Some((true, Next::Act)) => self.act(epoch, &agent, &stop).await?,
-                Some((true, Next::Promote)) => self.promote(epoch, &agent).await?,
+                Some((true, Next::Ask)) => self.ask(epoch, agent, stop).await?,
+                Some((true, Next::Act)) => self.act(epoch, agent, stop).await?,
+                Some((true, Next::Promote)) => self.promote(epoch, agent).await?,
             }
         }
     }
@@ -106,9 +116,17 @@ impl Producer {
         agent: &Rc<Agent>,
         stop: &StopSignal,
     ) -> Result<Attempt, Halt> {
+        let messages = match self.history(epoch, agent, stop).await? {
+            None => return Ok(Attempt::Stopped),
+            Some(Ok(messages)) => messages,
+            Some(Err(error)) => {
+                self.fail(epoch, error.into()).await?;
+                return Ok(Attempt::Stopped);
+            }
+        };
         let request = ModelRequest {
             instructions: agent.instructions.clone(),
-            messages: self.store.messages()?.into(),
+            messages,
             tools: tool_specs(agent).into(),
         };
         let mut events = agent.model.stream(request);
@@ -143,6 +161,11 @@ impl Producer {
                     Some(StopReason::Refusal) => {
                         let error =
                             model_error(ModelErrorKind::Rejected, "The model refused to answer.");
+                        self.discard(epoch, agent, &answer, error)
+                    }
+                    Some(_) if answer.is_empty() => {
+                        let error =
+                            model_error(ModelErrorKind::Unavailable, "The model answered nothing.");
                         self.discard(epoch, agent, &answer, error)
                     }
                     Some(_) => {
@@ -278,6 +301,21 @@ impl Producer {
                 failure: failure(Code::RunAttemptsExhausted, &sentence),
             }));
         }
+        if let Some(most) = agent.limits.max_tokens
+            && self.tokens_of_run(&run)? >= most
+        {
+            let sentence = format!("The run reached its limit of {most} tokens.");
+            return Ok(Some(Settlement::Failed {
+                failure: failure(Code::RunAttemptsExhausted, &sentence),
+            }));
+        }
+        if self.repeats_of_step(agent)?.is_told {
+            let sentence =
+                "The model made the same calls again after it was told that they repeat.";
+            return Ok(Some(Settlement::Failed {
+                failure: failure(Code::RunAttemptsExhausted, sentence),
+            }));
+        }
         if agent.output.is_some() {
             let misses = self.output_misses()?;
             if misses >= agent.limits.max_output_attempts {
@@ -360,7 +398,7 @@ impl Producer {
 
     /// Settles the run as failed. Calls that are open survive it, and their children go on: the
     /// next entry settles them. A stop that was accepted meanwhile is carried out instead.
-    async fn fail(self: &Rc<Self>, epoch: Epoch, failure: Failure) -> Result<(), Halt> {
+    pub(super) async fn fail(self: &Rc<Self>, epoch: Epoch, failure: Failure) -> Result<(), Halt> {
         let run = self.latest_run()?;
         let usage = self.usage_rollup(Some(0)).await?;
         if self.pending_stop()?.is_some() {
@@ -467,7 +505,7 @@ fn tool_specs(agent: &Agent) -> Vec<ToolSpec> {
     specs
 }
 
-fn failure(code: Code, sentence: &str) -> Failure {
+pub(super) fn failure(code: Code, sentence: &str) -> Failure {
     Failure {
         code: code.as_str().into(),
         error: sentence.into(),

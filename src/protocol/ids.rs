@@ -85,6 +85,43 @@ impl SessionId {
     }
 }
 
+text_id! {
+    /// The `agentId` of a live document's patches: `<session>/<name>`, with a name of 1–64 characters
+    /// of `[A-Za-z0-9._-]`. A session id has no `/`, so it never equals one.
+    DocumentId
+}
+
+impl DocumentId {
+    /// The id of a session's live document of this name.
+    ///
+    /// # Errors
+    /// `VALIDATION_ERROR` for field `document` when the name is empty, too long or has other
+    /// characters.
+    pub fn new(session: &SessionId, name: &str) -> Result<Self> {
+        if all_of(name, "._-", 64) {
+            Ok(Self(format!("{session}/{name}").into()))
+        } else {
+            Err(Self::malformed())
+        }
+    }
+
+    /// Parses an id.
+    ///
+    /// # Errors
+    /// `VALIDATION_ERROR` for field `document` when it is not a session id, `/` and a name.
+    pub fn parse(text: &str) -> Result<Self> {
+        let (session, name) = text.split_once('/').ok_or_else(Self::malformed)?;
+        Self::new(&SessionId::parse(session)?, name)
+    }
+
+    fn malformed() -> Error {
+        Error::invalid(
+            "document",
+            "A document's name must be 1 to 64 characters of A-Z a-z 0-9 . _ -",
+        )
+    }
+}
+
 impl AgentType {
     /// Parses an agent type.
     ///

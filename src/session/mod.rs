@@ -12,6 +12,7 @@ mod conversation;
 mod entry;
 mod failure;
 pub mod patch;
+mod repeats;
 mod retention;
 mod step;
 #[cfg(test)]
@@ -26,6 +27,7 @@ pub use children::{Healed, Orphaned, QUEUED_EVENT, UNTOLD_EVENT};
 pub use conversation::page;
 pub use entry::{Accepted, Begin, EntryIds, Reopen, StopOutcome};
 pub use failure::CallFailure;
+pub use repeats::{REPEATED_CALL, Repeats, repeated, repeats};
 pub use retention::{Retention, SPANS_AT_ONCE, next_expiry, retention};
 pub use step::{ChildSettled, ModelAnswer, Settlement, Step};
 
@@ -220,6 +222,11 @@ impl Draft {
 
     /// Says something in the session's own name.
     fn say(&mut self, body: ChunkBody) -> Result<Sequence> {
+        let agent_id = self.session.record.session_id.to_string();
+        self.say_as(agent_id, body)
+    }
+
+    fn say_as(&mut self, agent_id: String, body: ChunkBody) -> Result<Sequence> {
         let record = &self.session.record;
         let step = if self.session.step.is_some() {
             self.session.step_number()
@@ -228,7 +235,7 @@ impl Draft {
         };
         let chunk = Chunk {
             body,
-            agent_id: record.session_id.to_string(),
+            agent_id,
             agent_type: record.agent_type.to_string(),
             timestamp: self.now,
             step,

@@ -10,18 +10,18 @@ use std::rc::Rc;
 
 use serde_json::Value;
 
-use self::draft::final_state;
 use super::failure::CallFailure;
 use super::{Draft, Session, Transition, patch};
 use crate::error::{Code, Error, Result};
-use crate::protocol::chunk::ChunkBody;
-use crate::protocol::ids::{Sequence, StreamId, Timestamp};
+use crate::protocol::chunk::{ChunkBody, PatchOperation};
+use crate::protocol::ids::{DocumentId, Sequence, StreamId, Timestamp};
 use crate::protocol::usage::{RollupOrigin, Tokens, UsageRollup};
 use crate::store::{
     Answer, CheckpointRecord, Failure, MessageRecord, RunRecord, StagedPatch, StepRecord, Stop,
     StopKind, SubRemote, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord, ToolOutcome,
     UsageRecord, Write,
 };
+use draft::final_state;
 
 /// The step under way.
 #[derive(Clone, Debug)]
@@ -265,6 +265,15 @@ impl Session {
         Ok(draft.done())
     }
 
+    /// Counts what was spent on a model beside the step's own answer.
+    #[must_use]
+    pub fn spent(&self, model: String, tokens: Tokens, now: Timestamp) -> Transition {
+        let mut draft = Draft::new(self, now);
+        let at = draft.now;
+        draft.write(Write::Usage(UsageRecord::Model { model, tokens, at }));
+        draft.done()
+    }
+
     /// A call's execution begins.
     ///
     /// # Errors
@@ -334,6 +343,26 @@ impl Session {
             event_name: event_name.into(),
             data,
         })?;
+        Ok(draft.done())
+    }
+
+    /// Says a change of a live document, which is no part of the state.
+    ///
+    /// # Errors
+    /// `INTERNAL` if the chunk cannot be written as JSON.
+    pub fn document_patched(
+        &self,
+        id: &DocumentId,
+        patches: Vec<PatchOperation>,
+        now: Timestamp,
+    ) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        let body = ChunkBody::StatePatch {
+            patches,
+            patch_ordinal: None,
+            patch_base: None,
+        };
+        draft.say_as(id.to_string(), body)?;
         Ok(draft.done())
     }
 

@@ -103,6 +103,16 @@ pub struct Failure {
     pub detail: Option<String>,
 }
 
+impl From<crate::error::Error> for Failure {
+    fn from(error: crate::error::Error) -> Self {
+        Self {
+            code: error.code.as_str().into(),
+            error: error.message.into_owned(),
+            detail: error.detail,
+        }
+    }
+}
+
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunRecord {

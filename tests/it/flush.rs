@@ -21,6 +21,7 @@ use remote_agents::{Agent, Agents};
 use serde_json::json;
 use tokio::time::Instant;
 
+use crate::stories::paired;
 use crate::support::{Client, Lines, chunks, in_world};
 
 /// Says each of its pieces after a wait, and knows when it said it.
@@ -34,7 +35,8 @@ impl LanguageModel for Paced {
         "paced"
     }
 
-    fn stream(&self, _request: ModelRequest) -> ModelStream {
+    fn stream(&self, request: ModelRequest) -> ModelStream {
+        paired::read(&request).unwrap();
         let said = self.said.clone();
         let pieces = stream::iter(self.pieces.clone()).then(move |(wait, piece)| {
             let said = said.clone();
@@ -229,7 +231,8 @@ impl LanguageModel for Stubborn {
         "stubborn"
     }
 
-    fn stream(&self, _request: ModelRequest) -> ModelStream {
+    fn stream(&self, request: ModelRequest) -> ModelStream {
+        paired::read(&request).unwrap();
         let words = stream::iter(0..3).then(|n| async move {
             FirstComer {
                 millis: 5,

@@ -37,13 +37,16 @@ struct Write {
     values: Vec<u64>,
 }
 
-/// A tool that writes its values one after the other, each with a pause behind it.
+/// A tool that writes its values one after the other, each with a pause behind it. It shows them in
+/// a live document too, which must mislead nobody.
 fn write_tool() -> Rc<dyn remote_agents::Tool> {
     typed_tool(
         "write",
         "Writes.",
         |context: ToolContext, Write { values }: Write| async move {
+            let shown = context.document("shown")?;
             for value in values {
+                shown.set(&json!({"list": [value, "of the document"]}))?;
                 context.update(|notes: &mut Notes| notes.list.push(value))?;
                 tokio::time::sleep(Duration::from_millis(3)).await;
             }

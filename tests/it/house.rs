@@ -391,6 +391,35 @@ fn every_test_that_the_architecture_names_exists() {
 }
 
 #[test]
+fn every_model_of_the_tests_has_its_histories_read() {
+    let mut count = 0;
+    let places = ["tests", "consumer-worker/tests"];
+    let mut open: Vec<PathBuf> = places.map(|place| root().join(place)).into();
+    while let Some(path) = open.pop() {
+        if path.is_dir() {
+            open.extend(
+                fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+            continue;
+        }
+        if path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let source = fs::read_to_string(&path).unwrap();
+        let models = source
+            .lines()
+            .filter(|line| line.starts_with("impl ") && line.contains("LanguageModel for "));
+        let models = models.count();
+        let read = source.matches("paired::read(&request)").count();
+        assert!(read >= models, "{}: {models} models", path.display());
+        count += models;
+    }
+    assert!(count > 7, "only {count} models were found");
+}
+
+#[test]
 fn the_readme_has_every_code_and_every_route() {
     let readme = read("README.md");
     for code in Code::ALL {

@@ -10,11 +10,15 @@
     unreachable_pub
 )]
 
+mod authoring;
 mod children;
+mod conversation;
 mod eviction;
+mod examples;
 mod faults;
 mod flush;
 mod follower;
+mod history;
 mod hooks;
 mod hops;
 mod house;

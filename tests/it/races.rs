@@ -202,6 +202,7 @@ impl remote_agents::agent::model::LanguageModel for Watched {
         request: remote_agents::agent::model::ModelRequest,
     ) -> remote_agents::agent::model::ModelStream {
         use futures::StreamExt as _;
+        crate::stories::paired::read(&request).unwrap();
         let asking = Asking::new(&self.watch);
         Box::pin(self.inner.stream(request).map(move |event| {
             let _held = &asking;

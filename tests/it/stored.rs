@@ -24,7 +24,11 @@ struct Note {
 /// Twelve steps with a tool call each, then a last word.
 fn worker(retention: Retention) -> Agent {
     let model = scripted(|request| match turn(request) {
-        step @ 0..12 => calls(&[(&format!("c{step}"), "note", json!({"note": "n"}))]),
+        step @ 0..12 => calls(&[(
+            &format!("c{step}"),
+            "note",
+            json!({"note": step.to_string()}),
+        )]),
         _ => text("that was all of it"),
     });
     Agent::new(AgentType::parse("worker").unwrap(), "Work.", model)

@@ -21,7 +21,10 @@ use remote_agents::protocol::usage::Tokens;
 use remote_agents::store::MessageRecord;
 use serde_json::{Value, json};
 
+use crate::stories::paired;
+
 /// Runs a test on one thread with a virtual clock: a wait is over as soon as nothing else can run.
+/// In no history that a model was sent meanwhile may a call be without its one result.
 pub fn in_world<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + 'static) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -29,10 +32,12 @@ pub fn in_world<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + 'st
         .build()
         .unwrap();
     let local = tokio::task::LocalSet::new();
+    paired::findings();
     // The test is a task among the others: the one that blocks is polled far more seldom.
     local.block_on(&runtime, async move {
         tokio::task::spawn_local(test()).await.unwrap()
     });
+    assert_eq!(paired::findings(), Vec::<String>::new());
 }
 
 /// What a scripted model answers to a conversation.
@@ -48,7 +53,10 @@ impl LanguageModel for Scripted {
     }
 
     fn stream(&self, request: ModelRequest) -> ModelStream {
-        let events: VecDeque<_> = (self.0)(&request).into();
+        let events: VecDeque<_> = match paired::read(&request) {
+            Ok(()) => (self.0)(&request).into(),
+            Err(broken) => [Err(broken)].into(),
+        };
         Box::pin(stream::unfold(events, |mut events| async move {
             tokio::time::sleep(Duration::from_millis(1)).await;
             events.pop_front().map(|event| (event, events))
@@ -67,7 +75,8 @@ impl LanguageModel for Slow {
         "slow"
     }
 
-    fn stream(&self, _: ModelRequest) -> ModelStream {
+    fn stream(&self, request: ModelRequest) -> ModelStream {
+        paired::read(&request).unwrap();
         let (words, pause) = (self.words, self.pause);
         Box::pin(stream::unfold(0, move |n| async move {
             tokio::time::sleep(pause).await;

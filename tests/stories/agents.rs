@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::mischief::{Mischief, Mischievous};
+use super::paired;
 
 /// How to reach the agents of a type where the children are.
 pub type Way = Rc<dyn Fn(AgentType, Rc<dyn Runtime>) -> HttpTransport>;
@@ -112,7 +113,10 @@ impl LanguageModel for Scripted {
     }
 
     fn stream(&self, request: ModelRequest) -> ModelStream {
-        let events: VecDeque<_> = (self.script)(&request).into();
+        let events: VecDeque<_> = match paired::read(&request) {
+            Ok(()) => (self.script)(&request).into(),
+            Err(broken) => [Err(broken)].into(),
+        };
         let (runtime, pace) = (self.runtime.clone(), self.pace);
         Box::pin(stream::unfold(events, move |mut events| {
             let wait = runtime.sleep(pace);

@@ -7,6 +7,7 @@
 pub mod agents;
 pub mod log;
 pub mod mischief;
+pub mod paired;
 mod tales;
 
 use std::rc::Rc;

@@ -13,6 +13,8 @@
 mod checks;
 mod crash;
 mod library;
+#[path = "../../../tests/stories/paired.rs"]
+mod paired;
 mod reading;
 mod routes;
 mod secrets;

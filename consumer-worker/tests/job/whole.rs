@@ -12,6 +12,7 @@ use crate::checks::{
     quotes_are_verbatim, writer_log,
 };
 use crate::library::{documents, topic};
+use crate::paired;
 use crate::world::{Side, WRITER, World, in_world};
 
 async fn ends_well(world: &World) -> (Value, Value, Value) {
@@ -30,6 +31,7 @@ fn random_documents_are_researched_and_quoted_verbatim() {
             let documents = documents(seed, 9);
             world.start(&topic(), &documents).await;
             let (output, state, usage) = ends_well(&world).await;
+            assert!(paired::count() > 20, "{} histories", paired::count());
             let report = Report::deserialize(&output).expect("the output has its declared shape");
             assert_eq!(serde_json::to_value(&report).unwrap(), output);
             let quotes = quotes_are_verbatim(&output, &documents);

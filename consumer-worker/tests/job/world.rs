@@ -27,11 +27,14 @@ use remote_agents::store::{CheckpointRecord, Database, SqlStore, Store as _};
 use remote_agents::transport::{Fetch, FetchError, HttpTransport, ObjectsFetch, Transport};
 use serde_json::{Value, json};
 
+use crate::paired;
+
 pub const KEY: &str = "the-right-key";
 pub const WRITER: &str = "job";
 const BASE: u64 = 1_700_000_000_000;
 
 /// Runs a test on one thread with a virtual clock: a wait is over as soon as nothing else can run.
+/// In no history that a model was sent meanwhile may a call be without its one result.
 pub fn in_world<T: 'static, F: Future<Output = T> + 'static>(
     test: impl FnOnce(World) -> F + 'static,
 ) -> T {
@@ -41,11 +44,14 @@ pub fn in_world<T: 'static, F: Future<Output = T> + 'static>(
         .build()
         .unwrap();
     let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, async move {
+    paired::findings();
+    let came_to = local.block_on(&runtime, async move {
         tokio::task::spawn_local(async move { test(World::new()).await })
             .await
             .unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
-    })
+    });
+    assert_eq!(paired::findings(), Vec::<String>::new());
+    came_to
 }
 
 /// Lets virtual time pass, and with it every other task run.
@@ -67,6 +73,9 @@ impl LanguageModel for Paced {
 
     fn stream(&self, request: ModelRequest) -> ModelStream {
         self.of.tell(ASKED);
+        if let Err(broken) = paired::read(&request) {
+            return Box::pin(stream::iter([Err(broken)]));
+        }
         let answer = (self.model.stream(request), self.of.clone());
         Box::pin(stream::unfold(answer, |(mut events, of)| async {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -99,6 +99,8 @@ fn agents(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
     );
     let limits = Limits {
         max_steps: 100_000,
+        // A script may well ask for the same note again and again.
+        max_repeats: u32::MAX,
         ..Limits::default()
     };
     let mut agent = Agent::new(
