@@ -110,6 +110,7 @@ impl Producer {
             instructions: agent.instructions.clone(),
             messages: self.store.messages()?.into(),
             tools: tool_specs(agent).into(),
+            output: agent.output.as_ref().map(|output| output.schema().clone()),
         };
         let mut events = agent.model.stream(request);
         let mut answer = Draft::default();
