@@ -16,6 +16,7 @@ pub(crate) mod neighbours;
 mod publish;
 mod reconcile;
 mod retention;
+mod retry;
 mod routes;
 mod run;
 mod stream;

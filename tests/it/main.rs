@@ -24,6 +24,7 @@ mod logging;
 mod loopback;
 mod messages;
 mod races;
+mod retry;
 mod routes;
 mod session;
 mod settling;
