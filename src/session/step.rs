@@ -10,7 +10,6 @@ use std::rc::Rc;
 
 use serde_json::{Value, json};
 
-use self::draft::final_state;
 use super::failure::CallFailure;
 use super::{Draft, Session, Transition, patch};
 use crate::error::{Code, Error, Result};
@@ -22,6 +21,7 @@ use crate::store::{
     StopKind, SubRemote, SubSessionRecord, SubStatus, ToolCall, ToolCallRecord, ToolOutcome,
     UsageRecord, Write,
 };
+use draft::final_state;
 
 /// The event that tells that a model is asked again, as `{retry, at}`: the number of the attempt
 /// after the first one of the step, and the time before which it is not made.

@@ -23,6 +23,9 @@ mod live;
 mod logging;
 mod loopback;
 mod messages;
+mod providers;
+#[path = "../providers/mod.rs"]
+mod providers_suite;
 mod races;
 mod retry;
 mod routes;
