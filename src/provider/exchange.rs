@@ -11,6 +11,7 @@ use futures::future::{Either, LocalBoxFuture, select};
 use futures::stream::{self, StreamExt as _};
 use http::header::CONTENT_TYPE;
 
+use super::halves::Halves;
 use super::refusal::{self, Refusal};
 use crate::agent::model::{ModelError, ModelErrorKind, ModelEvent, ModelPolicy, ModelStream};
 use crate::http::{Body, ByteStream, Request, Response};
@@ -67,6 +68,7 @@ pub(super) fn ask(
         decoder: EventDecoder::new(EVENT_LIMIT),
         reader,
         said: VecDeque::new(),
+        halves: Halves::default(),
         bytes: 0,
     };
     Box::pin(stream::unfold(exchange, |mut exchange| async move {
@@ -83,6 +85,7 @@ struct Exchange {
     decoder: EventDecoder,
     reader: Box<dyn Reader>,
     said: VecDeque<ModelEvent>,
+    halves: Halves,
     bytes: usize,
 }
 
@@ -96,8 +99,10 @@ enum Stage {
 impl Exchange {
     async fn next(&mut self) -> Option<Result<ModelEvent, ModelError>> {
         loop {
-            if let Some(event) = self.said.pop_front() {
-                return Some(Ok(event));
+            while let Some(event) = self.said.pop_front() {
+                if let Some(event) = self.halves.join(event) {
+                    return Some(Ok(event));
+                }
             }
             let advanced = match std::mem::replace(&mut self.stage, Stage::Over) {
                 Stage::Over => return None,

@@ -7,6 +7,7 @@
 
 mod anthropic;
 mod exchange;
+mod halves;
 mod history;
 mod openai;
 mod refusal;

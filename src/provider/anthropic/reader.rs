@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use serde_json::Value;
 
 use super::super::exchange::{Reader, malformed};
+use super::super::halves;
 use super::super::refusal::Refusal;
 use crate::agent::model::{ModelError, ModelEvent, StopReason};
 use crate::protocol::sse::Event;
@@ -49,7 +50,7 @@ impl Reader for MessageReader {
         if event.data.trim().is_empty() {
             return Ok(());
         }
-        let Ok(data @ Value::Object(_)) = serde_json::from_str::<Value>(&event.data) else {
+        let Some(data) = halves::object(&event.data) else {
             return Err(malformed("holds an event that is no JSON object"));
         };
         match data.get("type").and_then(Value::as_str).unwrap_or_default() {

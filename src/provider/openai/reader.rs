@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use serde_json::Value;
 
 use super::super::exchange::{Reader, malformed};
+use super::super::halves;
 use super::super::refusal::Refusal;
 use crate::agent::model::{ModelError, ModelErrorKind, ModelEvent, StopReason};
 use crate::protocol::sse::Event;
@@ -52,7 +53,7 @@ impl Reader for ChatReader {
         if event.data.trim().is_empty() {
             return Ok(());
         }
-        let Ok(data @ Value::Object(_)) = serde_json::from_str::<Value>(&event.data) else {
+        let Some(data) = halves::object(&event.data) else {
             return Err(malformed("holds an event that is no JSON object"));
         };
         if event.name == "error" || data.get("error").is_some_and(|error| !error.is_null()) {
