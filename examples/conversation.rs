@@ -84,6 +84,7 @@ impl Summarise {
         let text = said.collect::<Vec<_>>().join(" ");
         let mut events = self.model.stream(ModelRequest {
             instructions: "1. Write what was said in a few words.".into(),
+            output: None,
             messages: Rc::new([MessageRecord::User { text }]),
             tools: Rc::new([]),
         });

@@ -10,6 +10,10 @@ import { startWorkers } from "./harness.mjs";
 const { values } = parseArgs({ options: { port: { type: "string", default: "8787" }, data: { type: "string", default: ".data" } } });
 const port = Number(values.port);
 
+// What chooses the model of both Workers, where the environment has it; what each is, README says.
+const MODEL = ["MODEL_PROVIDER", "MODEL_NAME", "MODEL_MAX_TOKENS", "OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"];
+const model = Object.fromEntries(MODEL.filter((name) => process.env[name]).map((name) => [name, process.env[name]]));
+
 const apiKey = developmentKey(values.data);
 const started = performance.now();
 let workers;
@@ -18,6 +22,7 @@ try {
     persist: join(values.data, "objects"),
     ports: { consumer: port, producer: port + 1 },
     apiKey,
+    vars: { producer: model, consumer: model },
     outbound: "allow",
     onLog: (line) => console.log(`  | ${line}`),
   });

@@ -46,6 +46,8 @@ const WORKERD = createRequire(import.meta.url)("workerd").default;
  *                                   it a service to the producer with the props itself.
  * @property {"block" | "allow" | ((request: Request) => Response | Promise<Response>)} [outbound]  What becomes of
  *                                   requests to the outside. `"block"`, the default, answers 502 and counts them.
+ * @property {string} [workersAi]  Where chat completions are that a binding `AI` of every Worker leads to, as the binding
+ *                                 of Workers AI would to Cloudflare. Without it there is no such binding.
  * @property {(line: string) => void} [onLog]  Told each line that workerd writes.
  */
 
@@ -77,6 +79,16 @@ async function freePort() {
 const CALLER_SCRIPT = `export default {
   fetch(request, env) { return env.PRODUCER.fetch(request); },
 };`;
+
+/** A binding of Workers AI whose models are elsewhere; the name of one may be its address. */
+const WORKERS_AI_SCRIPT = `export default (env) => ({
+  run(model, inputs, { signal }) {
+    const base = model.startsWith("http:") ? model : env.BASE_URL;
+    const body = JSON.stringify({ model, ...inputs });
+    return fetch(base + "/chat/completions", { method: "POST", headers: { "content-type": "application/json" }, body, signal, redirect: "manual" });
+  },
+});`;
+const WORKERS_AI = "workers-ai";
 
 /** An extra Worker whose URL reaches the producer with the props that open its internal mount. */
 export function internalCaller(name = "caller") {
@@ -226,7 +238,11 @@ class Workers {
       handleRuntimeStdio: (...streams) => {
         for (const input of streams) createInterface({ input }).on("line", (line) => this.#log(line));
       },
-      workers: [...this.#roles.map((role) => this.#workerOptions(role)), ...this.#extra.map((worker) => this.#extraOptions(worker))],
+      workers: [
+        ...this.#roles.map((role) => this.#workerOptions(role)),
+        ...this.#extra.map((worker) => this.#extraOptions(worker)),
+        ...this.#workersAi(),
+      ],
     };
   }
 
@@ -294,8 +310,17 @@ class Workers {
       compatibilityFlags: this.#config.compatibility_flags,
       unsafeDirectSockets: [{ host: "127.0.0.1", port: this.#ports[name] }],
     };
+    if (this.#options.workersAi) {
+      options.wrappedBindings = { AI: { scriptName: WORKERS_AI, bindings: { BASE_URL: this.#options.workersAi } } };
+    }
     if (outbound === "allow") return options;
     return { ...options, outboundService: outbound === "block" ? (request) => this.#refuse(request) : outbound };
+  }
+
+  /** What is behind the binding of Workers AI. */
+  #workersAi() {
+    if (!this.#options.workersAi) return [];
+    return [{ name: WORKERS_AI, modules: [{ type: "ESModule", path: `${WORKERS_AI}.mjs`, contents: WORKERS_AI_SCRIPT }] }];
   }
 
   #refuse(request) {

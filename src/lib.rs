@@ -42,6 +42,7 @@ pub mod native;
 pub mod platform;
 pub mod producer;
 pub mod protocol;
+pub mod provider;
 pub mod reconstruct;
 pub mod session;
 pub mod store;

@@ -10,7 +10,6 @@
 
 use std::rc::Rc;
 
-use remote_agents::agent::model_by_name;
 use remote_agents::cloudflare::{
     self, DurableObjects, ObjectHost, WorkerRuntime, service_binding_transport, variable,
 };
@@ -29,6 +28,9 @@ use crate::{agents, mounts, page, writer};
 
 /// The binding of the objects.
 const OBJECTS: &str = "AGENTS";
+
+/// The binding of Workers AI, which a deployment needs only for the models there.
+const AI: &str = "AI";
 
 /// The binding of the page's files; a deployment may be without.
 const ASSETS: &str = "ASSETS";
@@ -64,9 +66,10 @@ impl DurableObject for ConsumerAgents {
 /// The agents of an object, with the model that the deployment names.
 fn hosted(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
     let provider = variable(env, "MODEL_PROVIDER").unwrap_or_else(|| "offline".to_owned());
+    let model = cloudflare::model(env, &provider, AI, Rc::clone(&runtime))?;
     let planner = AgentType::parse(writer::RESEARCH_AGENT_TYPE)?;
     let planner = service_binding_transport(producer(env)?, mounts::PRODUCER, planner, runtime);
-    agents::agents(model_by_name(&provider)?, Rc::new(planner))
+    agents::agents(model, Rc::new(planner))
 }
 
 fn objects(env: &Env) -> Result<ObjectNamespace> {

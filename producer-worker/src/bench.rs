@@ -302,6 +302,7 @@ impl Session {
             instructions: self.agent.instructions.clone(),
             messages: self.messages.clone().into(),
             tools: tools.clone(),
+            output: None,
         };
         let events = block_on(self.agent.model.stream(request).collect::<Vec<_>>());
         let (mut text, mut calls) = (

@@ -7,7 +7,6 @@
 
 use std::rc::Rc;
 
-use remote_agents::agent::model_by_name;
 use remote_agents::cloudflare::{self, ObjectHost, object_stub_transport, variable};
 use remote_agents::http::refusal;
 use remote_agents::platform::Runtime;
@@ -21,6 +20,9 @@ use crate::{agents, mounts, researcher};
 /// The binding of the objects.
 const OBJECTS: &str = "AGENTS";
 
+/// The binding of Workers AI, which a deployment needs only for the models there.
+const AI: &str = "AI";
+
 /// One session of the planner or of a researcher.
 #[durable_object(alarm)]
 pub struct ProducerAgents(ObjectHost);
@@ -30,12 +32,13 @@ host_agents!(ProducerAgents, hosted);
 /// The agents of an object, with the model that the deployment names.
 fn hosted(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
     let provider = variable(env, "MODEL_PROVIDER").unwrap_or_else(|| "offline".to_owned());
+    let model = cloudflare::model(env, &provider, AI, Rc::clone(&runtime))?;
     let researchers = object_stub_transport(
         objects(env)?,
         AgentType::parse(researcher::AGENT_TYPE)?,
         runtime,
     );
-    agents::agents(model_by_name(&provider)?, Rc::new(researchers))
+    agents::agents(model, Rc::new(researchers))
 }
 
 fn objects(env: &Env) -> Result<ObjectNamespace> {

@@ -3,6 +3,7 @@
 //! Every provider implements [`LanguageModel`]; the loop cannot tell them apart.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures::stream::LocalBoxStream;
 use serde_json::Value;
@@ -19,6 +20,9 @@ pub struct ModelRequest {
     pub messages: Rc<[MessageRecord]>,
     /// The tools that the model may call.
     pub tools: Rc<[ToolSpec]>,
+    /// The JSON Schema of the declared output, for a provider that can be held to one. An agent takes
+    /// its output from the tool that hands it in as well as from an answer that is such JSON.
+    pub output: Option<Value>,
 }
 
 /// A tool as the model sees it.
@@ -95,8 +99,19 @@ pub enum ModelErrorKind {
     ContextOverflow,
     /// The request was refused: wrong key, unknown model, malformed request.
     Rejected,
-    /// The provider answered something that cannot be read.
+    /// The provider answered something that cannot be read; may be tried again.
     Malformed,
+}
+
+impl ModelErrorKind {
+    /// Whether the same question may be answered when it is asked again.
+    #[must_use]
+    pub fn may_pass(self) -> bool {
+        matches!(
+            self,
+            Self::Unavailable | Self::RateLimited | Self::Malformed
+        )
+    }
 }
 
 /// A failed model call. Its text repeats neither a key nor a prompt.
@@ -111,6 +126,52 @@ pub struct ModelError {
     pub retry_after: Option<u32>,
 }
 
+impl ModelError {
+    /// A failure of this kind, told by one sentence of our own.
+    #[must_use]
+    pub fn new(kind: ModelErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            retry_after: None,
+        }
+    }
+}
+
+/// Deadlines and retries of the calls to a model.
+///
+/// A provider's client keeps the deadlines, whoever drives the session the retries. An attempt that
+/// misses a deadline has failed as unavailable, and may be made again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelPolicy {
+    /// From the question to the head of the answer. Default 60 s: a server that loads its model
+    /// first says nothing until then.
+    pub connect_timeout: Duration,
+    /// Silence in the middle of an answer; a comment or a ping ends it. Default 120 s: some providers
+    /// say nothing while their model reasons.
+    pub idle_timeout: Duration,
+    /// One attempt as a whole. Default 10 minutes.
+    pub total_timeout: Duration,
+    /// The waits before the attempts after the first one of a step; there are as many more attempts
+    /// as there are waits. Default 1 s, 2 s, 4 s.
+    pub retry_waits: Vec<Duration>,
+    /// The longest `Retry-After` that is waited for. A provider that asks for more fails the run,
+    /// which can be resumed. Default 2 minutes.
+    pub longest_wait: Duration,
+}
+
+impl Default for ModelPolicy {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(120),
+            total_timeout: Duration::from_secs(600),
+            retry_waits: [1, 2, 4].map(Duration::from_secs).into(),
+            longest_wait: Duration::from_secs(120),
+        }
+    }
+}
+
 /// The events of one answer.
 pub type ModelStream = LocalBoxStream<'static, Result<ModelEvent, ModelError>>;
 
@@ -121,4 +182,9 @@ pub trait LanguageModel {
 
     /// Asks. Dropping the stream cancels the call.
     fn stream(&self, request: ModelRequest) -> ModelStream;
+
+    /// Its deadlines, and how often a step is tried. Default: [`ModelPolicy::default`].
+    fn policy(&self) -> ModelPolicy {
+        ModelPolicy::default()
+    }
 }

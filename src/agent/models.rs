@@ -1,4 +1,4 @@
-//! Models by name, as a deployment's setting names them.
+//! Models that need no provider, by name. Those of providers are in [`crate::provider`].
 //!
 //! An agent is handed a model and cannot tell which one it is.
 

@@ -151,16 +151,10 @@ async fn exchange(
     send: impl FnOnce(&web_sys::Request) -> Result<Promise, JsValue>,
 ) -> Result<Response, FetchError> {
     let failed = |thrown: JsValue| FetchError(ffi::message(&thrown));
-    let mut pending = Pending(Some(RawAbortController::new().map_err(failed)?));
-    let signal = pending
-        .0
-        .as_ref()
-        .map(RawAbortController::signal)
-        .transpose()
-        .map_err(failed)?;
-    let request = convert::outgoing(request, signal.as_ref()).map_err(failed)?;
+    let (mut pending, signal) = Pending::new().map_err(failed)?;
+    let request = convert::outgoing(request, Some(&signal)).map_err(failed)?;
     let answer = ffi::settled(send(&request)).await;
-    pending.0 = None;
+    pending.done();
     match answer {
         Ok(answer) => {
             let answer = answer
@@ -181,7 +175,21 @@ pub(super) fn overloaded() -> Error {
 }
 
 /// A call that waits for its answer: dropped before it has come, it cancels the request.
-struct Pending(Option<RawAbortController>);
+pub(super) struct Pending(Option<RawAbortController>);
+
+impl Pending {
+    /// One that is about to be sent, with what cancels it.
+    pub(super) fn new() -> Result<(Self, web_sys::AbortSignal), JsValue> {
+        let controller = RawAbortController::new()?;
+        let signal = controller.signal()?;
+        Ok((Self(Some(controller)), signal))
+    }
+
+    /// The answer has come, or none will.
+    pub(super) fn done(&mut self) {
+        self.0 = None;
+    }
+}
 
 impl Drop for Pending {
     fn drop(&mut self) {

@@ -115,6 +115,18 @@ extern "C" {
     #[wasm_bindgen(catch, js_name = fetch)]
     pub(super) fn global_fetch(request: &web_sys::Request) -> Result<Promise, JsValue>;
 
+    /// The binding of Workers AI.
+    #[wasm_bindgen(extends = Object)]
+    #[derive(Clone, Debug)]
+    pub(super) type RawAi;
+    #[wasm_bindgen(method, catch)]
+    pub(super) fn run(
+        this: &RawAi,
+        model: &str,
+        inputs: &JsValue,
+        options: &Object,
+    ) -> Result<Promise, JsValue>;
+
     /// Text as bytes.
     #[wasm_bindgen(extends = Object, js_name = TextEncoder)]
     pub(super) type RawTextEncoder;

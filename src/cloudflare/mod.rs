@@ -4,6 +4,7 @@
 //! platform and the library. Two rules hold in every file: nothing panics, because one panic takes
 //! down all objects of an isolate, and no platform method that can throw is called without `catch`.
 
+mod ai;
 mod console;
 mod convert;
 mod database;
@@ -15,6 +16,7 @@ mod panics;
 mod runtime;
 mod stream;
 
+pub use ai::{WorkersAi, model};
 pub use database::DurableDatabase;
 pub use fetch::{
     BindingFetch, DurableObjects, GlobalFetch, http_transport, object_stub_transport,

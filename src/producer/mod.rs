@@ -18,6 +18,7 @@ pub(crate) mod neighbours;
 mod publish;
 mod reconcile;
 mod retention;
+mod retry;
 mod routes;
 mod run;
 mod stream;

@@ -6,7 +6,6 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures::future::select;
 use serde_json::Value;
 
 use super::answer::{Batch, BatchEnd, Draft};
@@ -16,11 +15,9 @@ use crate::agent::{Agent, FINISH_TOOL, StopSignal};
 use crate::error::{Code, Error, Result};
 use crate::platform::Level;
 use crate::protocol::request::{DEPTH_LIMIT, too_deep};
+use crate::protocol::usage::Tokens;
 use crate::session::{ModelAnswer, Next, Settlement};
 use crate::store::{Epoch, Failure, MessageRecord, Stop, ToolCall};
-
-/// Waits before a model call is tried again, in seconds.
-const MODEL_RETRY_SECONDS: [u64; 3] = [1, 2, 4];
 
 /// What a model is told that ended its turn without handing in the declared output.
 const OUTPUT_NUDGE: &str =
@@ -80,33 +77,37 @@ impl Producer {
         agent: &Rc<Agent>,
         stop: &StopSignal,
     ) -> Result<(), Halt> {
-        let mut retries = MODEL_RETRY_SECONDS.iter();
+        let policy = agent.model.policy();
+        let mut retries = self.retries()?;
         loop {
-            let error = match self.attempt(epoch, agent, stop).await? {
+            if !self.wait_for_retry(&retries, &policy, stop).await {
+                return Ok(());
+            }
+            let (error, spent) = match self.attempt(epoch, agent, stop).await? {
                 Attempt::Answered | Attempt::Stopped => return Ok(()),
-                Attempt::Failed(error) => error,
+                Attempt::Failed(error, spent) => (error, spent),
             };
             self.log(
                 Level::Warn,
                 "model_failed",
-                &[("kind", &format!("{:?}", error.kind))],
+                &[
+                    ("kind", &format!("{:?}", error.kind)),
+                    ("error", &error.message),
+                ],
             );
-            let retryable = matches!(
-                error.kind,
-                ModelErrorKind::Unavailable | ModelErrorKind::RateLimited
-            );
-            let Some(seconds) = retries.next().filter(|_| retryable) else {
+            let spent = spent.map(|tokens| (agent.model.name().to_owned(), tokens));
+            let Some(next) = retries.after(&error, &policy, self.now()) else {
+                self.discard(epoch, spent)?;
                 let code = match error.kind {
                     ModelErrorKind::RateLimited => Code::ProviderRateLimited,
                     _ => Code::ProviderError,
                 };
                 return self.fail(epoch, failure(code, &error.message)).await;
             };
-            let wait = Duration::from_secs(error.retry_after.map_or(*seconds, u64::from).min(60));
-            select(self.runtime.sleep(wait), Box::pin(stop.wait())).await;
-            if stop.is_set() {
-                return Ok(());
-            }
+            self.apply_in(epoch, |session, now| {
+                session.retry(spent, next.made, next.at, now)
+            })?;
+            retries = next;
         }
     }
 
@@ -128,6 +129,7 @@ impl Producer {
             instructions: agent.instructions.clone(),
             messages,
             tools: tool_specs(agent).into(),
+            output: agent.output.as_ref().map(|output| output.schema().clone()),
         };
         let mut events = agent.model.stream(request);
         let mut answer = Draft::default();
@@ -154,19 +156,23 @@ impl Producer {
                 Some(BatchEnd::Ended) => (None, true),
             };
             if let Some(error) = failed {
-                return self.discard(epoch, agent, &answer, error);
+                return Ok(Attempt::Failed(error, answer.usage));
             }
             if ended {
                 return match answer.stop {
                     Some(StopReason::Refusal) => {
-                        let error =
-                            model_error(ModelErrorKind::Rejected, "The model refused to answer.");
-                        self.discard(epoch, agent, &answer, error)
+                        let error = ModelError::new(
+                            ModelErrorKind::Rejected,
+                            "The model refused to answer.",
+                        );
+                        Ok(Attempt::Failed(error, answer.usage))
                     }
                     Some(_) if answer.is_empty() => {
-                        let error =
-                            model_error(ModelErrorKind::Unavailable, "The model answered nothing.");
-                        self.discard(epoch, agent, &answer, error)
+                        let error = ModelError::new(
+                            ModelErrorKind::Unavailable,
+                            "The model answered nothing.",
+                        );
+                        Ok(Attempt::Failed(error, answer.usage))
                     }
                     Some(_) => {
                         let mut answer = answer.finish(agent.model.name());
@@ -175,33 +181,25 @@ impl Producer {
                         Ok(Attempt::Answered)
                     }
                     None => {
-                        let error = model_error(
+                        let error = ModelError::new(
                             ModelErrorKind::Unavailable,
                             "The model's answer broke off.",
                         );
-                        self.discard(epoch, agent, &answer, error)
+                        Ok(Attempt::Failed(error, answer.usage))
                     }
                 };
             }
         }
     }
 
-    fn discard(
-        &self,
-        epoch: Epoch,
-        agent: &Agent,
-        answer: &Draft,
-        error: ModelError,
-    ) -> Result<Attempt, Halt> {
-        let spent = answer
-            .usage
-            .map(|tokens| (agent.model.name().to_owned(), tokens));
+    /// Voids the last attempt of a step that is not tried again.
+    fn discard(&self, epoch: Epoch, spent: Option<(String, Tokens)>) -> Result<(), Halt> {
         if spent.is_some() || self.read(|session| session.step.is_some())? == Some(true) {
             self.apply_in(epoch, |session, now| {
                 session.discard("model_failed", spent, now)
             })?;
         }
-        Ok(Attempt::Failed(error))
+        Ok(())
     }
 
     /// Keeps what an interrupted answer had said, marked as cut, without its calls.
@@ -434,7 +432,8 @@ impl Producer {
 enum Attempt {
     Answered,
     Stopped,
-    Failed(ModelError),
+    /// What went wrong, and what the attempt is known to have cost.
+    Failed(ModelError, Option<Tokens>),
 }
 
 enum Verdict {
@@ -510,13 +509,5 @@ pub(super) fn failure(code: Code, sentence: &str) -> Failure {
         code: code.as_str().into(),
         error: sentence.into(),
         detail: None,
-    }
-}
-
-fn model_error(kind: ModelErrorKind, message: &str) -> ModelError {
-    ModelError {
-        kind,
-        message: message.into(),
-        retry_after: None,
     }
 }

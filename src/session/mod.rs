@@ -29,7 +29,7 @@ pub use entry::{Accepted, Begin, EntryIds, Reopen, StopOutcome};
 pub use failure::CallFailure;
 pub use repeats::{REPEATED_CALL, Repeats, repeated, repeats};
 pub use retention::{Retention, SPANS_AT_ONCE, next_expiry, retention};
-pub use step::{ChildSettled, ModelAnswer, Settlement, Step};
+pub use step::{ChildSettled, ModelAnswer, RETRY_EVENT, Settlement, Step};
 
 use crate::error::{Code, Error, Result};
 use crate::protocol::chunk::{Chunk, ChunkBody};

@@ -8,7 +8,7 @@ mod draft;
 
 use std::rc::Rc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::failure::CallFailure;
 use super::{Draft, Session, Transition, patch};
@@ -22,6 +22,10 @@ use crate::store::{
     UsageRecord, Write,
 };
 use draft::final_state;
+
+/// The event that tells that a model is asked again, as `{retry, at}`: the number of the attempt
+/// after the first one of the step, and the time before which it is not made.
+pub const RETRY_EVENT: &str = "model_retry";
 
 /// The step under way.
 #[derive(Clone, Debug)]
@@ -272,6 +276,29 @@ impl Session {
         let at = draft.now;
         draft.write(Write::Usage(UsageRecord::Model { model, tokens, at }));
         draft.done()
+    }
+
+    /// Voids a failed attempt at an answer, if it had said anything, and says that there will be
+    /// another: the `made`-th after the first, not before `at`.
+    ///
+    /// # Errors
+    /// `INTERNAL` if a chunk cannot be written as JSON.
+    pub fn retry(
+        &self,
+        spent: Option<(String, Tokens)>,
+        made: u32,
+        at: Timestamp,
+        now: Timestamp,
+    ) -> Result<Transition> {
+        let mut draft = Draft::new(self, now);
+        if spent.is_some() || self.step.is_some() {
+            draft.discard("model_failed", spent)?;
+        }
+        draft.say(ChunkBody::Custom {
+            event_name: RETRY_EVENT.into(),
+            data: json!({"retry": made, "at": at}),
+        })?;
+        Ok(draft.done())
     }
 
     /// A call's execution begins.

@@ -501,6 +501,7 @@ fn the_judge_of_histories_sees_each_way_to_break_one() {
         instructions: "".into(),
         messages: swapped.into(),
         tools: Rc::new([]),
+        output: None,
     };
     assert!(paired::read(&request).is_err());
     assert_eq!((paired::count(), paired::findings().len()), (1, 1));

@@ -27,7 +27,11 @@ mod live;
 mod logging;
 mod loopback;
 mod messages;
+mod providers;
+#[path = "../providers/mod.rs"]
+mod providers_suite;
 mod races;
+mod retry;
 mod routes;
 mod session;
 mod settling;

@@ -194,6 +194,8 @@ fn cargo(
 }
 
 fn native_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
+    // The scripted model providers are npm packages: with them here, no test may do without.
+    provision.node()?;
     cargo(
         provision,
         "cargo test --no-run",
@@ -204,7 +206,9 @@ fn native_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
     progress::noted(name, || {
         let log = provision.paths.log("cargo-test");
         let mut command = run::cargo(&provision.paths.root);
-        command.args(["test", "--workspace"]);
+        command
+            .args(["test", "--workspace"])
+            .env("NPM_PACKAGES", "required");
         let outcome = Job::new(name, &log, "mend the tests named above")
             .with_limit(LIMIT)
             .with_quote_from(&["failures:"])

@@ -7,8 +7,9 @@ const OBJECTS = { CONTRACT: "ContractObject", LIFE: "LifeObject", BINDING: "Bind
  *
  * @param {string} [name]  Instances of different names have objects of their own.
  * @param {string} [far]   The Worker behind its binding `FAR`: where its children live. Default: itself.
+ * @param {object} [vars]
  * @returns {import("../../harness.mjs").ExtraWorker}
  */
-export function contract(name = "contract", far = name) {
-  return { name, built: "miniflare/contract-worker", objects: OBJECTS, services: { FAR: { to: far } } };
+export function contract(name = "contract", far = name, vars = {}) {
+  return { name, built: "miniflare/contract-worker", objects: OBJECTS, services: { FAR: { to: far } }, vars };
 }

@@ -124,6 +124,7 @@ impl Talk {
                 text: message.into(),
             }]),
             tools: tools.iter().map(spec).collect(),
+            output: None,
         };
         Self {
             request,
@@ -462,6 +463,7 @@ fn without_a_procedure_it_answers_with_what_it_was_told() {
         instructions: "".into(),
         messages: Rc::new([]),
         tools: Rc::new([]),
+        output: None,
     });
     assert_eq!((said.text.as_str(), said.calls.len()), ("", 0));
 }

@@ -1,0 +1,209 @@
+//! Anthropic's messages.
+//!
+//! Instructions, tools and the conversation are marked for the provider's cache. Thinking is shown
+//! and not kept, and therefore not asked for: where it is on, the provider wants it back unchanged.
+
+mod reader;
+#[cfg(test)]
+mod tests;
+
+use std::rc::Rc;
+
+use http::header::{ACCEPT, CONTENT_TYPE};
+use http::{HeaderName, HeaderValue};
+use serde_json::{Map, Value, json};
+
+use self::reader::MessageReader;
+use super::exchange::{self, Line};
+use super::history::{self, NO_TEXT};
+use super::openai::{no_address, secret};
+use crate::agent::model::{LanguageModel, ModelError, ModelPolicy, ModelRequest, ModelStream};
+use crate::http::Request;
+use crate::platform::Runtime;
+use crate::store::MessageRecord;
+use crate::transport::Fetch;
+
+/// Where Anthropic's own service is.
+pub(super) const ANTHROPIC: &str = "https://api.anthropic.com";
+
+/// The version of the dialect.
+const VERSION: &str = "2023-06-01";
+
+/// Tokens of one answer, unless a program says otherwise; the provider wants a number.
+const MAX_TOKENS: u32 = 8192;
+
+/// A model behind an endpoint of Anthropic's messages.
+#[derive(Clone)]
+pub struct AnthropicModel {
+    line: Line,
+    url: String,
+    key: HeaderValue,
+    name: String,
+    max_tokens: u32,
+}
+
+impl AnthropicModel {
+    /// The model `name` at `base_url`, as `https://api.anthropic.com`, with or without `/v1`.
+    ///
+    /// The default policy and at most 8192 tokens in an answer.
+    ///
+    /// # Errors
+    /// [`Rejected`](crate::agent::model::ModelErrorKind::Rejected) when the key cannot be sent in a
+    /// header. The error does not repeat it.
+    pub fn new(
+        fetch: Rc<dyn Fetch>,
+        runtime: Rc<dyn Runtime>,
+        base_url: &str,
+        key: &str,
+        name: impl Into<String>,
+    ) -> Result<Self, ModelError> {
+        let base_url = base_url.trim_end_matches('/').trim_end_matches("/v1");
+        Ok(Self {
+            line: Line {
+                fetch,
+                runtime,
+                policy: ModelPolicy::default(),
+            },
+            url: format!("{base_url}/v1/messages"),
+            key: secret(key)?,
+            name: name.into(),
+            max_tokens: MAX_TOKENS,
+        })
+    }
+
+    /// Sets deadlines and retries. Default: [`ModelPolicy::default`].
+    #[must_use]
+    pub fn with_policy(mut self, policy: ModelPolicy) -> Self {
+        self.line.policy = policy;
+        self
+    }
+
+    /// Bounds the tokens of one answer. Default 8192.
+    #[must_use]
+    pub fn with_max_tokens(mut self, tokens: u32) -> Self {
+        self.max_tokens = tokens;
+        self
+    }
+
+    fn request(&self, asked: &ModelRequest) -> Result<Request, ModelError> {
+        http::Request::post(&self.url)
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, crate::protocol::sse::CONTENT_TYPE)
+            .header(HeaderName::from_static("anthropic-version"), VERSION)
+            .header(HeaderName::from_static("x-api-key"), &self.key)
+            .body(self.body(asked).to_string().into())
+            .map_err(|_| no_address())
+    }
+
+    fn body(&self, asked: &ModelRequest) -> Value {
+        let mut body = Map::new();
+        body.insert("model".into(), self.name.as_str().into());
+        body.insert("max_tokens".into(), self.max_tokens.into());
+        body.insert("stream".into(), true.into());
+        if !asked.instructions.trim().is_empty() {
+            let system = cached(json!({ "type": "text", "text": &*asked.instructions }));
+            body.insert("system".into(), json!([system]));
+        }
+        if !asked.tools.is_empty() {
+            let tools = asked.tools.iter().map(|tool| {
+                json!({
+                    "name": tool.name,
+                    "description": tool.description,
+                    "input_schema": tool.parameters,
+                })
+            });
+            body.insert("tools".into(), tools.collect());
+        }
+        body.insert("messages".into(), messages(&asked.messages));
+        Value::Object(body)
+    }
+}
+
+impl LanguageModel for AnthropicModel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn stream(&self, request: ModelRequest) -> ModelStream {
+        let reader = Box::<MessageReader>::default();
+        exchange::ask(&self.line, self.request(&request), reader)
+    }
+
+    fn policy(&self) -> ModelPolicy {
+        self.line.policy.clone()
+    }
+}
+
+/// A block up to which the provider may keep the request.
+fn cached(mut block: Value) -> Value {
+    if let Some(block) = block.as_object_mut() {
+        block.insert("cache_control".into(), json!({ "type": "ephemeral" }));
+    }
+    block
+}
+
+/// The conversation by turns: users and assistants take turns, and the results of an answer's calls
+/// stand first in the turn behind it.
+fn messages(records: &[MessageRecord]) -> Value {
+    let mut turns: Vec<(&'static str, Vec<Value>)> = Vec::new();
+    let mut say = |role: &'static str, blocks: Vec<Value>| match turns.last_mut() {
+        _ if blocks.is_empty() => {}
+        Some((last, held)) if *last == role => held.extend(blocks),
+        _ => turns.push((role, blocks)),
+    };
+    for record in records {
+        match record {
+            MessageRecord::User { text } => say("user", vec![text_block(or_none(text))]),
+            MessageRecord::Assistant {
+                text, tool_calls, ..
+            } => {
+                let spoken = (!text.trim().is_empty()).then(|| text_block(text.trim_end()));
+                let calls = tool_calls.iter().map(|call| {
+                    json!({
+                        "type": "tool_use",
+                        "id": history::call_id(&call.id),
+                        "name": history::tool_name(&call.name),
+                        "input": history::arguments(&call.arguments),
+                    })
+                });
+                say("assistant", spoken.into_iter().chain(calls).collect());
+            }
+            MessageRecord::Tool {
+                tool_call_id,
+                outcome,
+                ..
+            } => {
+                let result = json!({
+                    "type": "tool_result",
+                    "tool_use_id": history::call_id(tool_call_id),
+                    "content": history::result(outcome),
+                    "is_error": !outcome.success,
+                });
+                say("user", vec![result]);
+            }
+        }
+    }
+    // An answer that is last would be one to be gone on with, which not every model takes.
+    if turns.last().is_none_or(|(role, _)| *role == "assistant") {
+        turns.push(("user", vec![text_block("Go on.")]));
+    }
+    if let Some(block) = turns.last_mut().and_then(|(_, blocks)| blocks.last_mut()) {
+        *block = cached(block.take());
+    }
+    turns
+        .into_iter()
+        .map(|(role, content)| json!({ "role": role, "content": content }))
+        .collect()
+}
+
+fn text_block(text: &str) -> Value {
+    json!({ "type": "text", "text": text })
+}
+
+fn or_none(text: &str) -> &str {
+    if text.trim().is_empty() {
+        NO_TEXT
+    } else {
+        text
+    }
+}

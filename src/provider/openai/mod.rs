@@ -1,0 +1,248 @@
+//! Chat completions: the dialect of OpenAI, and of most servers and gateways beside it.
+//!
+//! Reasoning is read from `reasoning_content` and from `reasoning`. It is shown and not kept: no
+//! later request repeats it.
+
+mod reader;
+#[cfg(test)]
+mod tests;
+
+use std::rc::Rc;
+
+use http::HeaderValue;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
+use serde_json::{Map, Value, json};
+
+use self::reader::ChatReader;
+use super::exchange::{self, Line};
+use super::history;
+use crate::agent::model::{
+    LanguageModel, ModelError, ModelErrorKind, ModelPolicy, ModelRequest, ModelStream,
+};
+use crate::http::Request;
+use crate::platform::Runtime;
+use crate::store::MessageRecord;
+use crate::transport::Fetch;
+
+/// Where OpenAI's own service is.
+pub(super) const OPENAI: &str = "https://api.openai.com/v1";
+
+/// Who understands the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChatDialect {
+    /// OpenAI itself: the bound of an answer has another name there.
+    OpenAi,
+    /// Any other service that speaks chat completions.
+    Compatible,
+    /// The models of Workers AI, whose messages always have a text.
+    WorkersAi,
+}
+
+/// A model behind an endpoint of chat completions.
+#[derive(Clone)]
+pub struct OpenAiModel {
+    line: Line,
+    url: String,
+    key: Option<HeaderValue>,
+    name: String,
+    dialect: ChatDialect,
+    max_tokens: Option<u32>,
+    structured_output: bool,
+}
+
+impl OpenAiModel {
+    /// The model `name` at `base_url`, which ends in the version, as `https://api.openai.com/v1`.
+    /// Without a key no credentials are sent.
+    ///
+    /// The default policy; no bound on an answer but the provider's; no structured output.
+    ///
+    /// # Errors
+    /// [`ModelErrorKind::Rejected`] when the key cannot be sent in a header. The error does not
+    /// repeat it.
+    pub fn new(
+        fetch: Rc<dyn Fetch>,
+        runtime: Rc<dyn Runtime>,
+        base_url: &str,
+        key: Option<&str>,
+        name: impl Into<String>,
+    ) -> Result<Self, ModelError> {
+        let key = key
+            .map(|key| secret(&format!("Bearer {key}")))
+            .transpose()?;
+        let base_url = base_url.trim_end_matches('/');
+        let dialect = if base_url == OPENAI {
+            ChatDialect::OpenAi
+        } else {
+            ChatDialect::Compatible
+        };
+        Ok(Self {
+            line: Line {
+                fetch,
+                runtime,
+                policy: ModelPolicy::default(),
+            },
+            url: format!("{base_url}/chat/completions"),
+            key,
+            name: name.into(),
+            dialect,
+            max_tokens: None,
+            structured_output: false,
+        })
+    }
+
+    /// Sets deadlines and retries. Default: [`ModelPolicy::default`].
+    #[must_use]
+    pub fn with_policy(mut self, policy: ModelPolicy) -> Self {
+        self.line.policy = policy;
+        self
+    }
+
+    /// Sets who understands the requests. Default: OpenAI at its own address, else any other service.
+    #[must_use]
+    pub fn with_dialect(mut self, dialect: ChatDialect) -> Self {
+        self.dialect = dialect;
+        self
+    }
+
+    /// Bounds the tokens of one answer. Default: the provider's bound.
+    #[must_use]
+    pub fn with_max_tokens(mut self, tokens: u32) -> Self {
+        self.max_tokens = Some(tokens);
+        self
+    }
+
+    /// Holds the answers of an agent with a declared output to its schema, besides offering the tool
+    /// that hands it in. Default: no, because many services refuse a request that asks for it.
+    #[must_use]
+    pub fn with_structured_output(mut self) -> Self {
+        self.structured_output = true;
+        self
+    }
+
+    fn request(&self, asked: &ModelRequest) -> Result<Request, ModelError> {
+        let mut request = http::Request::post(&self.url)
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, crate::protocol::sse::CONTENT_TYPE);
+        if let Some(key) = &self.key {
+            request = request.header(AUTHORIZATION, key);
+        }
+        request
+            .body(self.body(asked).to_string().into())
+            .map_err(|_| no_address())
+    }
+
+    fn body(&self, asked: &ModelRequest) -> Value {
+        let mut body = Map::new();
+        body.insert("model".into(), self.name.as_str().into());
+        body.insert("messages".into(), self.messages(asked).into());
+        body.insert("stream".into(), true.into());
+        body.insert("stream_options".into(), json!({ "include_usage": true }));
+        if !asked.tools.is_empty() {
+            let tools = asked.tools.iter().map(|tool| {
+                json!({
+                    "type": "function",
+                    "function": {
+                        "name": tool.name,
+                        "description": tool.description,
+                        "parameters": tool.parameters,
+                    },
+                })
+            });
+            body.insert("tools".into(), tools.collect());
+        }
+        if let Some(tokens) = self.max_tokens {
+            let name = match self.dialect {
+                ChatDialect::OpenAi => "max_completion_tokens",
+                ChatDialect::Compatible | ChatDialect::WorkersAi => "max_tokens",
+            };
+            body.insert(name.into(), tokens.into());
+        }
+        if let (true, Some(schema)) = (self.structured_output, &asked.output) {
+            let format = json!({
+                "type": "json_schema",
+                "json_schema": { "name": "output", "schema": schema },
+            });
+            body.insert("response_format".into(), format);
+        }
+        Value::Object(body)
+    }
+
+    fn messages(&self, asked: &ModelRequest) -> Vec<Value> {
+        let mut messages = vec![json!({ "role": "system", "content": &*asked.instructions })];
+        for message in &*asked.messages {
+            messages.push(match message {
+                MessageRecord::User { text } => json!({ "role": "user", "content": text }),
+                MessageRecord::Assistant {
+                    text, tool_calls, ..
+                } => {
+                    let calls: Vec<Value> = tool_calls
+                        .iter()
+                        .map(|call| {
+                            json!({
+                                "id": history::call_id(&call.id),
+                                "type": "function",
+                                "function": {
+                                    "name": history::tool_name(&call.name),
+                                    "arguments": history::arguments(&call.arguments).to_string(),
+                                },
+                            })
+                        })
+                        .collect();
+                    let needs_text = calls.is_empty() || self.dialect == ChatDialect::WorkersAi;
+                    let mut message = Map::new();
+                    message.insert("role".into(), "assistant".into());
+                    let content = match text.as_str() {
+                        "" if !needs_text => Value::Null,
+                        text => text.into(),
+                    };
+                    message.insert("content".into(), content);
+                    if !calls.is_empty() {
+                        message.insert("tool_calls".into(), calls.into());
+                    }
+                    Value::Object(message)
+                }
+                MessageRecord::Tool {
+                    tool_call_id,
+                    outcome,
+                    ..
+                } => json!({
+                    "role": "tool",
+                    "tool_call_id": history::call_id(tool_call_id),
+                    "content": history::result(outcome),
+                }),
+            });
+        }
+        messages
+    }
+}
+
+impl LanguageModel for OpenAiModel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn stream(&self, request: ModelRequest) -> ModelStream {
+        let reader = Box::<ChatReader>::default();
+        exchange::ask(&self.line, self.request(&request), reader)
+    }
+
+    fn policy(&self) -> ModelPolicy {
+        self.line.policy.clone()
+    }
+}
+
+/// A key as a header that no log shows.
+pub(super) fn secret(text: &str) -> Result<HeaderValue, ModelError> {
+    let mut value = HeaderValue::from_str(text).map_err(|_| {
+        let said = "The key of the model provider cannot be sent in a header.";
+        ModelError::new(ModelErrorKind::Rejected, said)
+    })?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// The address may hold a key, so it is not repeated.
+pub(super) fn no_address() -> ModelError {
+    let said = "The address of the model provider is malformed.";
+    ModelError::new(ModelErrorKind::Rejected, said)
+}

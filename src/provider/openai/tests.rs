@@ -1,0 +1,399 @@
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
+
+use std::rc::Rc;
+
+use serde_json::{Value, json};
+
+use super::{ChatDialect, OpenAiModel};
+use crate::agent::model::ModelEvent::{
+    Reasoning, Stop, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart, Usage,
+};
+use crate::agent::model::{LanguageModel as _, ModelError, ModelErrorKind, ModelEvent, StopReason};
+use crate::protocol::usage::Tokens;
+use crate::provider::testing::{
+    self, Piece, Provider, Wire, answer, cuts, in_time, question, whole,
+};
+use crate::transport::testing::TestRuntime;
+
+fn model(fetch: Rc<dyn crate::transport::Fetch>, runtime: Rc<TestRuntime>) -> OpenAiModel {
+    OpenAiModel::new(fetch, runtime, "http://ai.test/v1/", Some("sk-secret"), "m").unwrap()
+}
+
+/// The events that a body of these frames is, each of which is one event's data.
+fn body(frames: &[&str]) -> String {
+    frames
+        .iter()
+        .map(|data| format!("data: {data}\n\n"))
+        .collect()
+}
+
+fn said(frames: &[&str]) -> Vec<Result<ModelEvent, ModelError>> {
+    answer(Provider::saying(body(frames)), model)
+}
+
+fn good(frames: &[&str]) -> Vec<ModelEvent> {
+    said(frames).into_iter().map(Result::unwrap).collect()
+}
+
+fn failed(events: &[Result<ModelEvent, ModelError>]) -> ModelErrorKind {
+    events.last().unwrap().as_ref().unwrap_err().kind
+}
+
+fn start(index: usize, id: &str, name: &str) -> ModelEvent {
+    ToolCallStart {
+        index,
+        id: id.into(),
+        name: name.into(),
+    }
+}
+
+fn delta(index: usize, delta: &str) -> ModelEvent {
+    ToolCallDelta {
+        index,
+        delta: delta.into(),
+    }
+}
+
+fn thought(content: &str, is_complete: bool) -> ModelEvent {
+    Reasoning {
+        content: content.into(),
+        is_complete,
+    }
+}
+
+const ANSWER: &str = concat!(
+    ": keep-alive\r\n\r\n",
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\r\n\r\n",
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"reasoning_content\":\"Hmm 🤔\"}}]}\r\n\r\n",
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Größe 日本\"}}]}\r\n\r\n",
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"id\":\"a\",\"type\":\"function\",\"function\":{\"name\":\"search\",\"arguments\":\"\"}}]}}]}\r\n\r\n",
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{\\\"q\\\":\"}}]}}]}\r\n\r\n",
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":1,\"id\":\"b\",\"function\":{\"name\":\"look\",\"arguments\":\"{}\"}}]}}]}\r\n\r\n",
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"\\\"ü\\\"}\"}}]}}]}\r\n\r\n",
+    "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"tool_calls\"}]}\r\n\r\n",
+    "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":11,\"completion_tokens\":7,\"total_tokens\":18,\"prompt_tokens_details\":{\"cached_tokens\":5},\"completion_tokens_details\":{\"reasoning_tokens\":3}}}\r\n\r\n",
+    "data: [DONE]\r\n\r\n",
+);
+
+#[test]
+fn an_answer_is_the_same_wherever_its_bytes_are_cut_and_however_its_lines_end() {
+    let expected = vec![
+        thought("Hmm 🤔", false),
+        thought("", true),
+        TextDelta("Größe 日本".into()),
+        start(0, "a", "search"),
+        delta(0, "{\"q\":"),
+        start(1, "b", "look"),
+        delta(1, "{}"),
+        delta(0, "\"ü\"}"),
+        Usage(Tokens {
+            prompt: 11,
+            completion: 7,
+            reasoning: 3,
+            cached: 5,
+            total: 18,
+        }),
+        ToolCallEnd { index: 0 },
+        ToolCallEnd { index: 1 },
+        Stop(StopReason::ToolUse),
+    ];
+    let lines = [
+        (ANSWER.to_owned(), 1),
+        (ANSWER.replace("\r\n", "\n"), 5),
+        (ANSWER.replace("\r\n", "\r"), 5),
+    ];
+    for (body, step) in lines {
+        in_time(async {
+            for pieces in cuts(body.as_bytes()).step_by(step) {
+                let mut provider = Provider::saying("");
+                provider.pieces = pieces;
+                let events = testing::said(provider, model).await;
+                let events: Vec<_> = events.into_iter().map(Result::unwrap).collect();
+                assert_eq!(events, expected);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_body_that_is_cut_before_the_answer_s_reason_has_failed_and_after_it_is_whole() {
+    let reason = ANSWER.find("\"finish_reason\"").unwrap();
+    let after = reason + ANSWER[reason..].find("\r\n\r\n").unwrap() + 3;
+    for at in 0..ANSWER.len() {
+        for end in [None, Some(Piece::Break)] {
+            let mut provider = Provider::saying(ANSWER.as_bytes()[..at].to_vec());
+            provider.pieces.extend(end);
+            let events = answer(provider, model);
+            match events.last() {
+                Some(Ok(Stop(StopReason::ToolUse))) if at >= after => {}
+                Some(Err(error)) if at < after => {
+                    assert_eq!(error.kind, ModelErrorKind::Unavailable);
+                    assert!(!error.message.contains("sk-secret"));
+                }
+                other => panic!("cut at {at} of {after}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn reasons_usage_and_refusals_are_read_as_each_service_spells_them() {
+    let stop = |finish: &str| {
+        let frame = format!(
+            "{{\"choices\":[{{\"delta\":{{\"content\":\"x\"}},\"finish_reason\":\"{finish}\"}}]}}"
+        );
+        good(&[&frame, "[DONE]"]).pop()
+    };
+    assert_eq!(stop("stop"), Some(Stop(StopReason::EndTurn)));
+    assert_eq!(stop("length"), Some(Stop(StopReason::MaxTokens)));
+    assert_eq!(stop("content_filter"), Some(Stop(StopReason::Refusal)));
+    assert_eq!(stop("something_new"), Some(Stop(StopReason::EndTurn)));
+    let given_up =
+        said(&[r#"{"choices":[{"delta":{},"finish_reason":"insufficient_system_resource"}]}"#]);
+    assert_eq!(failed(&given_up), ModelErrorKind::Unavailable);
+    let refused = good(&[
+        r#"{"choices":[{"delta":{"refusal":"No."}}]}"#,
+        r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#,
+        "[DONE]",
+    ]);
+    assert_eq!(refused, [Stop(StopReason::Refusal)]);
+    let deepseek = good(&[
+        r#"{"choices":[{"delta":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":4,"completion_tokens":2,"prompt_cache_hit_tokens":3}}"#,
+    ]);
+    assert_eq!(
+        deepseek[1],
+        Usage(Tokens {
+            prompt: 4,
+            completion: 2,
+            reasoning: 0,
+            cached: 3,
+            total: 6
+        })
+    );
+    // Without the closing frame, as of servers that have none.
+    assert_eq!(deepseek[2], Stop(StopReason::EndTurn));
+}
+
+#[test]
+fn calls_are_told_apart_whatever_a_server_leaves_out() {
+    // Every call numbered 0, each whole, "stop" as the reason.
+    let zeros = good(&[
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":"{}"}}]}}]}"#,
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"b","function":{"name":"f","arguments":{"n":1}}}]},"finish_reason":"stop"}]}"#,
+    ]);
+    let two = vec![
+        start(0, "a", "f"),
+        delta(0, "{}"),
+        start(1, "b", "f"),
+        delta(1, "{\"n\":1}"),
+        ToolCallEnd { index: 0 },
+        ToolCallEnd { index: 1 },
+        Stop(StopReason::ToolUse),
+    ];
+    assert_eq!(zeros, two);
+    // No numbers at all.
+    let bare = good(&[
+        r#"{"choices":[{"delta":{"tool_calls":[{"id":"a","function":{"name":"f","arguments":"{"}}]}}]}"#,
+        r#"{"choices":[{"delta":{"tool_calls":[{"function":{"arguments":"}"}}]}}]}"#,
+        r#"{"choices":[{"delta":{"tool_calls":[{"id":"b","function":{"name":"f","arguments":"{\"n\":1}"}}]},"finish_reason":"tool_calls"}]}"#,
+    ]);
+    assert_eq!(
+        bare,
+        [
+            start(0, "a", "f"),
+            delta(0, "{"),
+            delta(0, "}"),
+            start(1, "b", "f"),
+            delta(1, "{\"n\":1}"),
+            ToolCallEnd { index: 0 },
+            ToolCallEnd { index: 1 },
+            Stop(StopReason::ToolUse)
+        ]
+    );
+    // The id in each piece, the name behind the first arguments.
+    let late = good(&[
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"arguments":"{"}}]}}]}"#,
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":"}"}}]},"finish_reason":"tool_calls"}]}"#,
+    ]);
+    assert_eq!(
+        late,
+        [
+            start(0, "a", "f"),
+            delta(0, "{"),
+            delta(0, "}"),
+            ToolCallEnd { index: 0 },
+            Stop(StopReason::ToolUse)
+        ]
+    );
+    // Never a name.
+    let nameless = good(&[
+        r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{}"}}]},"finish_reason":"tool_calls"}]}"#,
+    ]);
+    assert_eq!(
+        nameless,
+        [
+            start(0, "", ""),
+            delta(0, "{}"),
+            ToolCallEnd { index: 0 },
+            Stop(StopReason::ToolUse)
+        ]
+    );
+}
+
+#[test]
+fn the_older_models_of_workers_ai_are_read_as_well() {
+    let spoken = good(&[
+        r#"{"response":"It ","p":"abc"}"#,
+        r#"{"response":4}"#,
+        r#"{"response":"","usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}"#,
+        "[DONE]",
+    ]);
+    let usage = Usage(Tokens {
+        prompt: 3,
+        completion: 2,
+        total: 5,
+        ..Tokens::default()
+    });
+    assert_eq!(
+        spoken,
+        [
+            TextDelta("It ".into()),
+            TextDelta("4".into()),
+            usage,
+            Stop(StopReason::EndTurn)
+        ]
+    );
+    let called = good(&[
+        r#"{"response":null,"tool_calls":[{"name":"f","arguments":{"a":1}},{"name":"g","arguments":{}}]}"#,
+        "[DONE]",
+    ]);
+    assert_eq!(
+        called,
+        [
+            start(0, "", "f"),
+            delta(0, "{\"a\":1}"),
+            start(1, "", "g"),
+            delta(1, "{}"),
+            ToolCallEnd { index: 0 },
+            ToolCallEnd { index: 1 },
+            Stop(StopReason::ToolUse)
+        ]
+    );
+}
+
+#[test]
+fn garbage_is_malformed_and_what_had_been_said_before_it_is_told_first() {
+    let first = r#"{"choices":[{"delta":{"content":"kept"}}]}"#;
+    for garbage in [
+        "{\"choices\":[{\"del",
+        "true",
+        "[1]",
+        "<html>sk-secret</html>",
+    ] {
+        let events = said(&[first, garbage, "[DONE]"]);
+        assert_eq!(events[0], Ok(TextDelta("kept".into())), "{garbage}");
+        assert_eq!(failed(&events), ModelErrorKind::Malformed, "{garbage}");
+        assert!(!format!("{events:?}").contains("sk-secret"));
+        assert_eq!(events.len(), 2);
+    }
+    assert_eq!(failed(&said(&["[DONE]"])), ModelErrorKind::Malformed);
+    let mut bytes = Provider::saying(b"data: \xff\xfe\n\n".to_vec());
+    assert_eq!(failed(&answer(bytes, model)), ModelErrorKind::Malformed);
+    bytes = Provider::saying("{\"error\": \"no stream\"}");
+    bytes.headers = vec![("content-type", "application/json")];
+    assert_eq!(failed(&answer(bytes, model)), ModelErrorKind::Malformed);
+    // What nobody knows is passed over.
+    let unknown = format!(
+        "event: new\ndata: {{\"object\":\"new\"}}\n\ngarbage line\n\n{}",
+        body(&[
+            first,
+            r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#,
+            "[DONE]"
+        ])
+    );
+    let events = whole(answer(Provider::saying(unknown), model));
+    assert_eq!(
+        events,
+        [Ok(TextDelta("kept".into())), Ok(Stop(StopReason::EndTurn))]
+    );
+}
+
+#[test]
+fn an_error_in_the_middle_of_a_stream_is_judged_like_a_refusal() {
+    let kind = |frame: &str| {
+        failed(&said(&[
+            r#"{"choices":[{"delta":{"content":"x"}}]}"#,
+            frame,
+        ]))
+    };
+    assert_eq!(
+        kind(r#"{"error":{"message":"sk-secret","code":"rate_limit_exceeded"}}"#),
+        ModelErrorKind::RateLimited
+    );
+    assert_eq!(
+        kind(r#"{"error":{"message":"boom","type":"server_error"}}"#),
+        ModelErrorKind::Unavailable
+    );
+    assert_eq!(
+        kind(r#"{"error":{"code":"context_length_exceeded"}}"#),
+        ModelErrorKind::ContextOverflow
+    );
+    let named = Provider::saying("event: error\ndata: {\"message\":\"boom\"}\n\n");
+    assert_eq!(failed(&answer(named, model)), ModelErrorKind::Unavailable);
+}
+
+#[test]
+fn the_request_says_the_conversation_with_each_call_answered_once() {
+    let (head, sent) = asked(|model| model.with_max_tokens(99));
+    assert_eq!(head.uri(), "http://ai.test/v1/chat/completions");
+    assert_eq!(head.headers()["authorization"], "Bearer sk-secret");
+    assert!(head.headers()["authorization"].is_sensitive());
+    assert_eq!(
+        sent,
+        json!({
+            "model": "m",
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "What is a tide?"},
+                {"role": "assistant", "content": null, "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{\"query\":\"tide\"}"}},
+                    {"id": "xc-3a-2", "type": "function", "function": {"name": "made_up", "arguments": "{\"malformed\":\"{\\\"broken\"}"}},
+                ]},
+                {"role": "tool", "tool_call_id": "c1", "content": "{\"found\":1}"},
+                {"role": "tool", "tool_call_id": "xc-3a-2", "content": "{\"error\":\"There is no tool made.up.\",\"result\":{\"code\":\"x\"}}"},
+                {"role": "user", "content": "Go on."},
+            ],
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "tools": [{"type": "function", "function": {"name": "search", "description": "Searches.", "parameters": {"type": "object"}}}],
+            "max_tokens": 99,
+        })
+    );
+    let (_, sent) = asked(|model| model.with_dialect(ChatDialect::OpenAi).with_max_tokens(99));
+    assert_eq!(
+        (&sent["max_completion_tokens"], &sent["max_tokens"]),
+        (&json!(99), &Value::Null)
+    );
+    let (_, sent) = asked(|model| model.with_dialect(ChatDialect::WorkersAi));
+    assert_eq!(sent["messages"][2]["content"], "");
+    let (_, sent) = asked(OpenAiModel::with_structured_output);
+    assert_eq!(
+        sent["response_format"]["json_schema"]["schema"]["title"],
+        "Report"
+    );
+}
+
+fn asked(with: impl FnOnce(OpenAiModel) -> OpenAiModel) -> (http::Request<()>, Value) {
+    use futures::StreamExt as _;
+    let provider = Rc::new(Provider::saying(""));
+    let wire = Rc::new(Wire(provider.clone()));
+    in_time(async move {
+        let model = with(model(wire, Rc::new(TestRuntime::new())));
+        drop(model.stream(question()).collect::<Vec<_>>().await);
+    });
+    let (head, body) = provider.asked.borrow_mut().remove(0).into_parts();
+    (
+        http::Request::from_parts(head, ()),
+        serde_json::from_slice(&body).unwrap(),
+    )
+}

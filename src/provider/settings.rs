@@ -1,0 +1,145 @@
+//! The model that a deployment's settings name.
+//!
+//! A setting that is missing is a typed error that names the variable, and never what another one
+//! holds. The names of the variables stand here, because they are the same for every program.
+
+use std::rc::Rc;
+
+use super::anthropic::{ANTHROPIC, AnthropicModel};
+use super::openai::{ChatDialect, OPENAI, OpenAiModel};
+use crate::agent::OfflineModel;
+use crate::agent::model::LanguageModel;
+use crate::error::Error;
+use crate::platform::Runtime;
+use crate::transport::Fetch;
+
+/// The variable with the model's name at its provider.
+const MODEL_NAME: &str = "MODEL_NAME";
+
+/// The variable that bounds the tokens of an answer; it may be missing.
+const MODEL_MAX_TOKENS: &str = "MODEL_MAX_TOKENS";
+
+/// Why the settings name no model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SettingError {
+    /// There is no provider of this name.
+    #[error("there is no model provider {0:?}; there are: offline, openai, anthropic, workers-ai")]
+    Unknown(String),
+    /// A variable or secret is not set, or is empty.
+    #[error("the variable {variable} is not set, and the model provider {provider} needs it")]
+    Missing {
+        /// The variable.
+        variable: &'static str,
+        /// The provider.
+        provider: &'static str,
+    },
+    /// A variable holds what it may not hold.
+    #[error("the variable {variable} is malformed")]
+    Malformed {
+        /// The variable.
+        variable: &'static str,
+    },
+    /// The program has no way to the models of Workers AI.
+    #[error("the model provider workers-ai needs the binding of Workers AI, which is not there")]
+    NoBinding,
+}
+
+impl From<SettingError> for Error {
+    fn from(error: SettingError) -> Self {
+        Self::internal(error.to_string())
+    }
+}
+
+/// What models a program can reach.
+pub struct KnownModels<'a> {
+    /// A variable or secret by its name.
+    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    /// How providers over HTTP are reached.
+    pub fetch: Rc<dyn Fetch>,
+    /// How Workers AI is reached, where it is; see [`ChatDialect::WorkersAi`].
+    pub workers_ai: Option<Rc<dyn Fetch>>,
+    /// The clock of deadlines.
+    pub runtime: Rc<dyn Runtime>,
+}
+
+impl KnownModels<'_> {
+    /// The model of this provider: `offline`, `openai`, `anthropic` or `workers-ai`.
+    ///
+    /// # Errors
+    /// [`SettingError`].
+    pub fn model(&self, provider: &str) -> Result<Rc<dyn LanguageModel>, SettingError> {
+        Ok(match provider {
+            "offline" => Rc::new(OfflineModel::new()),
+            "openai" => Rc::new(self.openai()?),
+            "anthropic" => Rc::new(self.anthropic()?),
+            "workers-ai" => Rc::new(self.workers_ai()?),
+            other => return Err(SettingError::Unknown(other.to_owned())),
+        })
+    }
+
+    fn openai(&self) -> Result<OpenAiModel, SettingError> {
+        const KEY: &str = "OPENAI_API_KEY";
+        let name = self.needed(MODEL_NAME, "openai")?;
+        let key = self.needed(KEY, "openai")?;
+        let base_url = self.base_url("OPENAI_BASE_URL", OPENAI)?;
+        let runtime = self.runtime.clone();
+        let model = OpenAiModel::new(self.fetch.clone(), runtime, &base_url, Some(&key), name)
+            .map_err(|_| SettingError::Malformed { variable: KEY })?;
+        self.bounded(model, OpenAiModel::with_max_tokens)
+    }
+
+    fn anthropic(&self) -> Result<AnthropicModel, SettingError> {
+        const KEY: &str = "ANTHROPIC_API_KEY";
+        let name = self.needed(MODEL_NAME, "anthropic")?;
+        let key = self.needed(KEY, "anthropic")?;
+        let base_url = self.base_url("ANTHROPIC_BASE_URL", ANTHROPIC)?;
+        let runtime = self.runtime.clone();
+        let model = AnthropicModel::new(self.fetch.clone(), runtime, &base_url, &key, name)
+            .map_err(|_| SettingError::Malformed { variable: KEY })?;
+        self.bounded(model, AnthropicModel::with_max_tokens)
+    }
+
+    fn workers_ai(&self) -> Result<OpenAiModel, SettingError> {
+        let name = self.needed(MODEL_NAME, "workers-ai")?;
+        let fetch = self.workers_ai.clone().ok_or(SettingError::NoBinding)?;
+        // The binding decides who answers; the address is ignored.
+        let model = OpenAiModel::new(fetch, self.runtime.clone(), "http://ai", None, name)
+            .map_err(|_| SettingError::NoBinding)?
+            .with_dialect(ChatDialect::WorkersAi);
+        self.bounded(model, OpenAiModel::with_max_tokens)
+    }
+
+    fn bounded<M>(&self, model: M, bound: impl FnOnce(M, u32) -> M) -> Result<M, SettingError> {
+        match self.set(MODEL_MAX_TOKENS).map(|text| text.parse::<u32>()) {
+            None => Ok(model),
+            Some(Ok(tokens)) if tokens > 0 => Ok(bound(model, tokens)),
+            Some(_) => Err(SettingError::Malformed {
+                variable: MODEL_MAX_TOKENS,
+            }),
+        }
+    }
+
+    fn base_url(&self, variable: &'static str, default: &str) -> Result<String, SettingError> {
+        let url = self.set(variable).unwrap_or_else(|| default.to_owned());
+        match url.parse::<http::Uri>() {
+            Ok(uri) if matches!(uri.scheme_str(), Some("http" | "https")) => Ok(url),
+            _ => Err(SettingError::Malformed { variable }),
+        }
+    }
+
+    fn needed(
+        &self,
+        variable: &'static str,
+        provider: &'static str,
+    ) -> Result<String, SettingError> {
+        self.set(variable)
+            .ok_or(SettingError::Missing { variable, provider })
+    }
+
+    /// A variable that is set and not empty, without the blanks around it.
+    fn set(&self, variable: &str) -> Option<String> {
+        (self.variable)(variable)
+            .map(|value| value.trim().to_owned())
+            .filter(|value| !value.is_empty())
+    }
+}
