@@ -15,6 +15,7 @@ use remote_agents::{Agent, Agents};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::stories::paired;
 use crate::support::{Client, Lines, chunks, in_world, text};
 
 type Answer = Vec<Result<ModelEvent, ModelError>>;
@@ -33,7 +34,8 @@ impl LanguageModel for Failing {
         "failing"
     }
 
-    fn stream(&self, _: ModelRequest) -> ModelStream {
+    fn stream(&self, request: ModelRequest) -> ModelStream {
+        paired::read(&request).unwrap();
         let number = self.asked.borrow().len();
         let at = u64::try_from(self.began.elapsed().as_millis()).unwrap();
         self.asked.borrow_mut().push(at);
