@@ -34,7 +34,7 @@ export type Heard = "nothing" | "patched" | "status";
 type Request = "idle" | "wanted" | "under_way" | "under_way_again" | "spent";
 
 const MISSING: ReadonlySet<Stale> = new Set(["gap", "diverged", "nested_descendant"]);
-const OF_ANOTHER_LIFE = new Set(["run_started", "run_resumed", "state_patch", "step_committed"]);
+const OF_ANOTHER_LIFE = new Set(["run_started", "run_resumed", "state_patch", "step_committed", "stream_resync"]);
 
 export class Document {
   readonly session: string;
@@ -48,6 +48,14 @@ export class Document {
   #highest = 0;
   #read = 0;
   #voided = 0;
+  /** The baseline's own position. */
+  #pinned = 0;
+  /** The highest place of a resync: what lies before it may be missing. */
+  #missing = 0;
+  /** Another stream that a chunk was read of, until a snapshot tells which is the newer. */
+  #foreign: string | undefined;
+  /** The stream that is known to be over. */
+  #past: string | undefined;
   #ended = false;
   #request: Request = "wanted";
 
@@ -92,23 +100,35 @@ export class Document {
   baseline(snapshot: Snapshot, ended: boolean): void {
     if (snapshot.sessionId !== this.session) return;
     const missing = this.#status.kind === "stale" && MISSING.has(this.#status.reason);
-    this.#request = this.#request === "under_way_again" ? "wanted" : missing ? "spent" : "idle";
+    const again = this.#request === "under_way_again";
+    this.#request = again ? "wanted" : missing ? "spent" : "idle";
+    // It was read before the end came, or says the same.
+    if (this.#stream === snapshot.streamId && this.#status.kind === "final") return;
+    if (!again) {
+      // It was asked for after the other stream's chunk was read, so it tells which is the newer.
+      if (this.#foreign !== undefined && this.#foreign !== snapshot.streamId) this.#past = this.#foreign;
+      this.#foreign = undefined;
+    }
     if (this.#stream !== snapshot.streamId) {
+      this.#past = this.#stream ?? this.#past;
       this.#stream = snapshot.streamId;
       this.#highest = 0;
       this.#read = 0;
       this.#voided = 0;
+      this.#missing = 0;
     }
     this.#state = snapshot.state;
     this.#projection = snapshot.projection ?? undefined;
     this.#ordinal = snapshot.patchOrdinal;
     if (snapshot.streamSequence >= 0) {
       this.#ended = false;
+      this.#pinned = snapshot.streamSequence;
       this.#covered = Math.max(snapshot.streamSequence, this.#voided);
       this.#read = this.#covered;
       this.#status = { kind: "exact", step: snapshot.stepCount };
     } else {
-      this.#status = { kind: ended || this.#ended ? "final" : "unpinned" };
+      // One that was under way when the end came may be older.
+      this.#status = { kind: ended || (this.#ended && !again) ? "final" : "unpinned" };
     }
   }
 
@@ -162,12 +182,25 @@ export class Document {
 
   #observePlaced(place: Place, chunk: Chunk): Heard {
     if (place.stream !== this.#stream) {
+      if (place.stream === this.#past) return "nothing";
       const isStale = this.#status.kind === "stale" && this.#status.reason === "new_stream";
       const isNews = this.#stream !== undefined && OF_ANOTHER_LIFE.has(chunk.type) && !isStale;
-      return isNews ? this.#trigger("new_stream", 0) : "nothing";
+      if (!isNews) return "nothing";
+      this.#foreign = place.stream;
+      return this.#trigger("new_stream", 0);
     }
     if (this.#status.kind === "unpinned" || this.#status.kind === "final") return this.#observeUnpinned(place, chunk);
     if (place.sequence <= this.#covered) return "nothing";
+    // Ordinals tell what a resync skipped. Without them, what came before it may be missing from every baseline of before it.
+    const follows = this.#status.kind === "exact" || this.#status.kind === "in_step";
+    const isWhole = this.#ordinal === undefined && this.#projection === undefined;
+    if (isWhole && follows && this.#pinned < this.#missing) {
+      if (chunk.type === "state_patch") return this.#stale("gap");
+      if (chunk.type === "step_committed") {
+        this.#stale("gap");
+        return this.#ask();
+      }
+    }
     switch (chunk.type) {
       case "state_patch":
         return this.#patch(chunk);
@@ -181,6 +214,7 @@ export class Document {
         if (this.#projection !== undefined) return "nothing";
         return this.#trigger("discarded", place.sequence);
       case "stream_resync":
+        this.#missing = Math.max(this.#missing, place.sequence);
         return this.#trigger("resync", place.sequence);
       default:
         return "nothing";
@@ -193,7 +227,9 @@ export class Document {
       this.#ended = false;
       return this.#trigger("reopened", place.sequence);
     }
-    return runs || type === "step_committed" ? this.boundary() : "nothing";
+    // What led to a last state is read in every replay.
+    const isStep = type === "step_committed" && this.#status.kind === "unpinned";
+    return runs || isStep ? this.boundary() : "nothing";
   }
 
   #observeUnplaced(chunk: Chunk): Heard {

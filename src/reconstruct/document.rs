@@ -9,6 +9,7 @@ use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::place::{Place, Reading, place};
+use super::rules::{Rule, Rules};
 use crate::protocol::chunk::{ChunkBody, PatchOperation, RawChunk};
 use crate::protocol::frame::Frame;
 use crate::protocol::ids::{Position, Sequence};
@@ -69,6 +70,7 @@ pub enum Heard {
 /// A session's state, rebuilt from a baseline and a stream: the session's own, or any ancestor's.
 #[derive(Clone, Debug)]
 pub struct Document {
+    rules: Rules,
     session: String,
     stream: Option<String>,
     state: Value,
@@ -85,6 +87,14 @@ pub struct Document {
     read: Sequence,
     /// The highest place of a trigger: what lies before it may be void.
     voided: Sequence,
+    /// The baseline's own position.
+    pinned: Sequence,
+    /// The highest place of a resync: what lies before it may be missing.
+    missing: Sequence,
+    /// Another stream that a chunk was read of, until a snapshot tells which is the newer.
+    foreign: Option<String>,
+    /// The stream that is known to be over.
+    past: Option<String>,
     ended: bool,
     request: Request,
 }
@@ -108,6 +118,7 @@ impl Document {
     #[must_use]
     pub fn new(session: impl Into<String>) -> Self {
         Self {
+            rules: Rules::default(),
             session: session.into(),
             stream: None,
             state: Value::Null,
@@ -118,6 +129,10 @@ impl Document {
             highest: 0,
             read: 0,
             voided: 0,
+            pinned: 0,
+            missing: 0,
+            foreign: None,
+            past: None,
             ended: false,
             request: Request::Wanted,
         }
@@ -176,25 +191,42 @@ impl Document {
     /// Takes a snapshot as the new baseline; one of another session is ignored. `ended` tells that
     /// the session was completed or failed before the snapshot was read.
     pub fn baseline(&mut self, snapshot: &SnapshotResponse, ended: bool) {
-        if snapshot.session_id != self.session {
+        if snapshot.session_id != self.session && self.rules.hold(Rule::OwnBaseline) {
             return;
         }
-        let again = matches!(self.request, Request::UnderWay { again: true });
+        let again = matches!(self.request, Request::UnderWay { again: true })
+            && self.rules.hold(Rule::AskAgain);
         // Where something was missing once it may be missing again: that waits for a boundary.
         let missing = matches!(
             self.status,
             Status::Stale(Stale::Gap | Stale::Diverged | Stale::NestedDescendant)
-        );
+        ) && self.rules.hold(Rule::AskOnce);
         self.request = match (again, missing) {
             (true, _) => Request::Wanted,
             (false, true) => Request::Spent,
             (false, false) => Request::Idle,
         };
-        if self.stream.as_deref() != Some(&snapshot.stream_id) {
-            self.stream = Some(snapshot.stream_id.clone());
-            self.highest = 0;
-            self.read = 0;
-            self.voided = 0;
+        let is_same_stream = self.stream.as_deref() == Some(&snapshot.stream_id);
+        if is_same_stream && self.status == Status::Final && self.rules.hold(Rule::FinalStays) {
+            // It was read before the end came, or says the same.
+            return;
+        }
+        // It was asked for after the other stream's chunk was read, so it tells which is the newer.
+        let foreign = self.foreign.take_if(|_| !again);
+        self.past = foreign
+            .filter(|foreign| *foreign != snapshot.stream_id)
+            .or_else(|| self.past.take());
+        if !is_same_stream {
+            self.past = self
+                .stream
+                .replace(snapshot.stream_id.clone())
+                .or(self.past.take());
+            if self.rules.hold(Rule::FreshPlaces) {
+                self.highest = 0;
+                self.read = 0;
+                self.voided = 0;
+                self.missing = 0;
+            }
         }
         self.state = snapshot.state.clone();
         self.projection.clone_from(&snapshot.projection);
@@ -202,14 +234,21 @@ impl Document {
         self.status = match snapshot.stream_sequence {
             Position::At(sequence) => {
                 self.ended = false;
+                self.pinned = sequence;
                 // What a trigger voided is never read again.
-                self.covered = sequence.max(self.voided);
+                self.covered = if self.rules.hold(Rule::Voided) {
+                    sequence.max(self.voided)
+                } else {
+                    sequence
+                };
                 self.read = self.covered;
                 Status::Exact {
                     step: snapshot.step_count,
                 }
             }
-            Position::None if ended || self.ended => Status::Final,
+            // One that was under way when the end came may be older.
+            Position::None if ended || (self.ended && !again) => Status::Final,
+            Position::None if !self.rules.hold(Rule::FinalEnded) => Status::Final,
             Position::None => Status::Unpinned,
         };
     }
@@ -218,13 +257,14 @@ impl Document {
     pub fn observe(&mut self, reading: Reading<'_>, sequence: Sequence, chunk: &RawChunk) -> Heard {
         if chunk.kind() == "subagent_end"
             && chunk.text("subSessionId") == Some(self.session.as_str())
+            && self.rules.hold(Rule::CallBoundary)
         {
             return self.boundary();
         }
-        if chunk.agent_id() != Some(self.session.as_str()) {
+        if chunk.agent_id() != Some(self.session.as_str()) && self.rules.hold(Rule::Agent) {
             return Heard::Nothing;
         }
-        let Some(place) = place(reading, sequence, chunk) else {
+        let Some(place) = place(self.rules, reading, sequence, chunk) else {
             return self.observe_unplaced(chunk);
         };
         if self.stream.as_deref() != Some(&place.stream) {
@@ -232,13 +272,13 @@ impl Document {
         }
         if !place.forwarded {
             // Between two baselines the session's own stream only goes forward.
-            if place.sequence <= self.read {
+            if place.sequence <= self.read && self.rules.hold(Rule::OwnOnce) {
                 return Heard::Nothing;
             }
             self.read = place.sequence;
             return self.observe_placed(&place, chunk);
         }
-        if place.sequence <= self.highest {
+        if place.sequence <= self.highest && self.rules.hold(Rule::ForwardedOnce) {
             return Heard::Nothing;
         }
         self.highest = place.sequence;
@@ -247,7 +287,7 @@ impl Document {
         // while the document was stale.
         let follows = matches!(self.status, Status::Exact { .. } | Status::InStep);
         if self.ordinal.is_none() && follows && place.sequence > self.covered {
-            if place.sequence > self.read.saturating_add(1) {
+            if self.rules.hold(Rule::NoHole) && place.sequence > self.read.saturating_add(1) {
                 self.stale(Stale::Gap);
             } else {
                 self.read = place.sequence;
@@ -259,6 +299,7 @@ impl Document {
     /// Takes a terminal frame of the session's own stream in.
     pub fn observe_end(&mut self, frame: &Frame) -> Heard {
         match frame {
+            Frame::End(_) if !self.rules.hold(Rule::EndBoundary) => Heard::Nothing,
             Frame::End(end) if end.status != SessionStatus::Completed => self.boundary(),
             Frame::End(end) => {
                 self.ended = true;
@@ -272,7 +313,9 @@ impl Document {
                     None => self.ask(),
                 }
             }
-            Frame::Error(error) if error.code == "TRUNCATED" => self.trigger(Stale::Truncated, 0),
+            Frame::Error(error) if error.code == "TRUNCATED" => {
+                self.trigger(Rule::Truncated, Stale::Truncated, 0)
+            }
             Frame::Error(error) if error.recoverable => Heard::Nothing,
             Frame::Error(_) => {
                 self.ended = true;
@@ -295,34 +338,59 @@ impl Document {
 
     fn observe_placed(&mut self, place: &Place, chunk: &RawChunk) -> Heard {
         let kind = chunk.kind();
-        if self.stream.as_deref() != Some(&place.stream) {
+        if self.stream.as_deref() != Some(&place.stream) && self.rules.hold(Rule::SameStream) {
             // Another life of the session; nothing of it fits on this baseline.
             let new = matches!(
                 kind,
-                "run_started" | "run_resumed" | "state_patch" | "step_committed"
+                "run_started" | "run_resumed" | "state_patch" | "step_committed" | "stream_resync"
             );
+            if self.past.as_deref() == Some(&place.stream) && self.rules.hold(Rule::PastStream) {
+                return Heard::Nothing;
+            }
             return match self.stream {
                 Some(_) if new && self.status != Status::Stale(Stale::NewStream) => {
-                    self.trigger(Stale::NewStream, 0)
+                    self.foreign = Some(place.stream.clone());
+                    self.trigger(Rule::NewStream, Stale::NewStream, 0)
                 }
                 _ => Heard::Nothing,
             };
         }
         match self.status {
-            Status::Unpinned | Status::Final => return self.observe_unpinned(place, kind),
-            _ if place.sequence <= self.covered => return Heard::Nothing,
+            Status::Unpinned | Status::Final if self.rules.hold(Rule::Unpinned) => {
+                return self.observe_unpinned(place, kind);
+            }
+            _ if place.sequence <= self.covered && self.rules.hold(Rule::Covered) => {
+                return Heard::Nothing;
+            }
             _ => {}
         }
+        let follows = matches!(self.status, Status::Exact { .. } | Status::InStep);
+        // Ordinals tell what a resync skipped. Without them, what came before it may be missing
+        // from every baseline of before it.
+        let misses = self.ordinal.is_none()
+            && self.projection.is_none()
+            && follows
+            && self.pinned < self.missing;
         match kind {
+            "state_patch" if misses => self.stale(Stale::Gap),
+            "step_committed" if misses => {
+                self.stale(Stale::Gap);
+                self.ask()
+            }
             "state_patch" => self.patch(chunk),
             "step_committed" => self.committed(place, chunk),
             // What an entry has changed of the state, a projected stream does not tell.
             "run_resumed" if self.projection.is_some() => {
-                self.trigger(Stale::Reopened, place.sequence)
+                self.trigger(Rule::Reopened, Stale::Reopened, place.sequence)
             }
             "step_discarded" if self.projection.is_some() => Heard::Nothing,
-            "step_discarded" => self.trigger(Stale::Discarded, place.sequence),
-            "stream_resync" => self.trigger(Stale::Resync, place.sequence),
+            "step_discarded" => self.trigger(Rule::Discarded, Stale::Discarded, place.sequence),
+            "stream_resync" => {
+                if self.rules.hold(Rule::ResyncHole) {
+                    self.missing = self.missing.max(place.sequence);
+                }
+                self.trigger(Rule::Resync, Stale::Resync, place.sequence)
+            }
             _ => Heard::Nothing,
         }
     }
@@ -332,9 +400,19 @@ impl Document {
         match kind {
             "run_started" | "run_resumed" if self.status == Status::Final => {
                 self.ended = false;
-                self.trigger(Stale::Reopened, place.sequence)
+                self.trigger(Rule::Reopened, Stale::Reopened, place.sequence)
             }
-            "step_committed" | "run_started" | "run_resumed" => self.boundary(),
+            // A last state stays until the session goes on; what led to it is read in every replay.
+            "step_committed"
+                if self.status == Status::Final && self.rules.hold(Rule::FinalCalm) =>
+            {
+                Heard::Nothing
+            }
+            "step_committed" | "run_started" | "run_resumed"
+                if self.rules.hold(Rule::UnpinnedBoundary) =>
+            {
+                self.boundary()
+            }
             _ => Heard::Nothing,
         }
     }
@@ -345,13 +423,16 @@ impl Document {
             (_, Status::Unpinned | Status::Final) => Heard::Nothing,
             // Patches that the producer numbers are told apart from others by their number.
             ("state_patch", _)
-                if self.ordinal.is_some() && !chunk.0.contains_key("patchOrdinal") =>
+                if self.ordinal.is_some()
+                    && !chunk.0.contains_key("patchOrdinal")
+                    && self.rules.hold(Rule::UnplacedStreamer) =>
             {
                 Heard::Nothing
             }
             // No snapshot would make the next one alignable: only a boundary is worth another.
             ("state_patch" | "step_discarded" | "stream_resync", status)
-                if *status != Status::Stale(Stale::NestedDescendant) =>
+                if *status != Status::Stale(Stale::NestedDescendant)
+                    && self.rules.hold(Rule::Unplaced) =>
             {
                 self.status = Status::Stale(Stale::NestedDescendant);
                 Heard::Status
@@ -362,7 +443,7 @@ impl Document {
     }
 
     fn patch(&mut self, chunk: &RawChunk) -> Heard {
-        if matches!(self.status, Status::Stale(_)) {
+        if matches!(self.status, Status::Stale(_)) && self.rules.hold(Rule::StaleDrops) {
             return Heard::Nothing;
         }
         let Ok(ChunkBody::StatePatch {
@@ -373,16 +454,20 @@ impl Document {
         else {
             return self.stale(Stale::Diverged);
         };
-        match (self.ordinal, patch_ordinal, patch_base) {
-            // It is of the session's own state, and this is another view of it.
-            (None, _, _) | (Some(_), Some(_), _) if self.projection.is_some() => {
-                self.stale(Stale::Gap)
-            }
-            (None, _, _) => self.apply(&patches, None),
+        // It is of the session's own state, and a projection is another view of it.
+        if self.projection.is_some() && (self.ordinal.is_none() || patch_ordinal.is_some()) {
+            return self.stale(Stale::Gap);
+        }
+        let Some(own) = self.ordinal else {
+            return self.apply(&patches, None);
+        };
+        match (patch_ordinal, patch_base) {
             // A numbering session's patch without a number is a custom streamer's.
-            (Some(_), None, _) => Heard::Nothing,
-            (Some(own), Some(new), _) if new <= own => Heard::Nothing,
-            (Some(own), Some(new), Some(base)) if base == own => self.apply(&patches, Some(new)),
+            (None, _) if self.rules.hold(Rule::Streamer) => Heard::Nothing,
+            (Some(new), _) if new <= own && self.rules.hold(Rule::Ordinal) => Heard::Nothing,
+            (_, base) if base == Some(own) || !self.rules.hold(Rule::Base) => {
+                self.apply(&patches, patch_ordinal)
+            }
             _ => self.stale(Stale::Gap),
         }
     }
@@ -395,17 +480,22 @@ impl Document {
                 self.status = Status::InStep;
                 Heard::Patched
             }
-            Err(_) => self.stale(Stale::Diverged),
+            Err(_) if self.rules.hold(Rule::Applies) => self.stale(Stale::Diverged),
+            Err(_) => Heard::Nothing,
         }
     }
 
     fn committed(&mut self, place: &Place, chunk: &RawChunk) -> Heard {
-        if matches!(self.status, Status::Stale(_)) {
-            return self.boundary();
+        if matches!(self.status, Status::Stale(_)) && self.rules.hold(Rule::StaleCommit) {
+            return if self.rules.hold(Rule::StepBoundary) {
+                self.boundary()
+            } else {
+                Heard::Nothing
+            };
         }
         let told = |field| chunk.0.get(field).and_then(Value::as_u64);
         let step = told("stepCount").unwrap_or_default();
-        if self.request == Request::Spent {
+        if self.request == Request::Spent && self.rules.hold(Rule::AskAnew) {
             self.request = Request::Idle;
         }
         let ordinal = told("patchOrdinal");
@@ -418,7 +508,10 @@ impl Document {
             if ordinal.is_none() || ordinal != self.ordinal {
                 return self.stale(Stale::Gap);
             }
-        } else if self.ordinal.is_some() && ordinal.is_some_and(|told| Some(told) != self.ordinal) {
+        } else if self.ordinal.is_some()
+            && ordinal.is_some_and(|told| Some(told) != self.ordinal)
+            && self.rules.hold(Rule::CommitOrdinal)
+        {
             return self.stale(Stale::Gap);
         }
         self.status = Status::Exact { step };
@@ -430,7 +523,7 @@ impl Document {
         let same = chunk.text("projection") == self.projection.as_deref();
         let patches = match chunk.0.get("patches") {
             Some(patches @ Value::Array(_)) if same && !chunk.0.contains_key("resync") => patches,
-            _ => return self.trigger(Stale::Resync, place.sequence),
+            _ => return self.trigger(Rule::Resync, Stale::Resync, place.sequence),
         };
         let follows = Status::Exact {
             step: step.saturating_sub(1),
@@ -450,7 +543,13 @@ impl Document {
     }
 
     /// A trigger voids what was applied: a snapshot is wanted at once, whatever was asked before.
-    fn trigger(&mut self, why: Stale, at: Sequence) -> Heard {
+    fn trigger(&mut self, rule: Rule, why: Stale, at: Sequence) -> Heard {
+        if !self.rules.hold(rule) {
+            return Heard::Nothing;
+        }
+        if !self.rules.hold(Rule::TriggerAsks) {
+            return self.stale(why);
+        }
         // Through a projection only whole steps are applied, and a step is never void: an earlier
         // snapshot that arrives now is gone on from where it stands.
         if self.projection.is_none() {
@@ -472,5 +571,44 @@ impl Document {
             self.request = Request::Wanted;
         }
         Heard::Status
+    }
+
+    /// A document without one of its rules.
+    #[cfg(test)]
+    pub(super) fn without(session: impl Into<String>, rule: Rule) -> Self {
+        Self {
+            rules: Rules::without(rule),
+            ..Self::new(session)
+        }
+    }
+
+    /// Whether a snapshot is to be taken now.
+    #[cfg(test)]
+    pub(super) fn wants(&self) -> bool {
+        self.request == Request::Wanted
+    }
+
+    /// The stream of the baseline.
+    #[cfg(test)]
+    pub(super) fn stream_id(&self) -> Option<&str> {
+        self.stream.as_deref()
+    }
+
+    /// The highest place of a trigger.
+    #[cfg(test)]
+    pub(super) fn voided(&self) -> Sequence {
+        self.voided
+    }
+
+    /// How far the session's stream was heard.
+    #[cfg(test)]
+    pub(super) fn seen(&self) -> Sequence {
+        self.read.max(self.highest)
+    }
+
+    /// Whether a snapshot is wanted or under way.
+    #[cfg(test)]
+    pub(super) fn waits(&self) -> bool {
+        matches!(self.request, Request::Wanted | Request::UnderWay { .. })
     }
 }

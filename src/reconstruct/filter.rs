@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::place::{Reading, place};
+use super::rules::{Rule, Rules};
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::ids::{Position, Sequence};
 use crate::protocol::message::SnapshotResponse;
@@ -43,6 +44,7 @@ pub enum Verdict {
 /// Says which patches may be applied. See the module's text for its memory.
 #[derive(Clone, Debug, Default)]
 pub struct PatchFilter {
+    rules: Rules,
     sessions: BTreeMap<String, Tracked>,
 }
 
@@ -73,7 +75,8 @@ impl PatchFilter {
             position: snapshot.stream_sequence,
             applied: same_stream.map_or(0, |before| before.applied),
             nested: before.is_some_and(|before| before.nested),
-            unpinned_told: false,
+            unpinned_told: before.is_some_and(|before| before.unpinned_told)
+                && !self.rules.hold(Rule::FilterRearm),
         };
         self.sessions.insert(snapshot.session_id.clone(), tracked);
     }
@@ -88,34 +91,55 @@ impl PatchFilter {
         if chunk.kind() != "state_patch" {
             return Verdict::Pass;
         }
+        let rules = self.rules;
         let tracked = chunk
             .agent_id()
             .and_then(|agent| self.sessions.get_mut(agent));
         let Some(tracked) = tracked else {
-            return Verdict::Pass;
+            return if rules.hold(Rule::FilterBaseline) {
+                Verdict::Pass
+            } else {
+                Verdict::Apply
+            };
         };
-        let Some(place) = place(reading, sequence, chunk) else {
-            let first = !std::mem::replace(&mut tracked.nested, true);
+        let Some(place) = place(rules, reading, sequence, chunk) else {
+            if !rules.hold(Rule::FilterPlace) {
+                return Verdict::Apply;
+            }
+            let latched = std::mem::replace(&mut tracked.nested, true);
             let why = Unalignable::NestedDescendant;
+            let first = !(latched && rules.hold(Rule::FilterLatch));
             return Verdict::Suppress { why, first };
         };
-        let Position::At(baseline) = tracked.position else {
-            let first = !std::mem::replace(&mut tracked.unpinned_told, true);
-            let why = Unalignable::UnpinnedBaseline;
-            return Verdict::Suppress { why, first };
-        };
-        if place.stream != tracked.stream {
+        let baseline = match tracked.position {
             // A position says nothing of another stream: what is baked in cannot be known.
-            let first = !std::mem::replace(&mut tracked.unpinned_told, true);
-            let why = Unalignable::UnpinnedBaseline;
-            return Verdict::Suppress { why, first };
-        }
-        let known =
-            place.sequence <= baseline || (place.forwarded && place.sequence <= tracked.applied);
-        if known {
+            Position::At(at)
+                if place.stream == tracked.stream || !rules.hold(Rule::FilterStream) =>
+            {
+                at
+            }
+            Position::None if !rules.hold(Rule::FilterPosition) => 0,
+            Position::At(_) | Position::None => {
+                let first = !std::mem::replace(&mut tracked.unpinned_told, true);
+                let why = Unalignable::UnpinnedBaseline;
+                return Verdict::Suppress { why, first };
+            }
+        };
+        let covered = place.sequence <= baseline && rules.hold(Rule::FilterCovered);
+        let applied = place.forwarded && place.sequence <= tracked.applied;
+        if covered || (applied && rules.hold(Rule::FilterOnce)) {
             return Verdict::Known;
         }
         tracked.applied = tracked.applied.max(place.sequence);
         Verdict::Apply
+    }
+
+    /// A filter without one of its rules.
+    #[cfg(test)]
+    pub(super) fn without(rule: Rule) -> Self {
+        Self {
+            rules: Rules::without(rule),
+            ..Self::default()
+        }
     }
 }

@@ -9,6 +9,7 @@
 mod document;
 mod filter;
 mod place;
+mod rules;
 
 pub use document::{Document, Heard, Stale, Status};
 pub use filter::{PatchFilter, Unalignable, Verdict};

@@ -3,6 +3,7 @@
 //! The one place that reads the stamps of a forwarded chunk. A stamp that does not fit gives no
 //! place, and what has no place is never applied.
 
+use super::rules::{Rule, Rules};
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::ids::Sequence;
 
@@ -29,17 +30,23 @@ pub(super) struct Place {
 /// A chunk without `remoteSource` is the read session's own. One with an `origin` of its emitter's
 /// stands there. Without an `origin`, the direct child's chunks alone have a known place: `agentId`
 /// is then the session whose stream the forwarder read.
-pub(super) fn place(reading: Reading<'_>, sequence: Sequence, chunk: &RawChunk) -> Option<Place> {
+pub(super) fn place(
+    rules: Rules,
+    reading: Reading<'_>,
+    sequence: Sequence,
+    chunk: &RawChunk,
+) -> Option<Place> {
     let agent = chunk.agent_id()?;
     if !chunk.0.contains_key("remoteSource") {
         let own = agent == reading.session && !chunk.0.contains_key("origin");
-        return own.then(|| Place {
+        return (own || !rules.hold(Rule::OwnStream)).then(|| Place {
             stream: reading.stream.to_owned(),
             sequence,
             forwarded: false,
         });
     }
-    let (session, stream, sequence) = if chunk.0.contains_key("origin") {
+    let has_origin = chunk.0.contains_key("origin") && rules.hold(Rule::OriginFirst);
+    let (session, stream, sequence) = if has_origin {
         let origin = chunk.origin()?;
         (origin.session_id, origin.stream_id, origin.sequence)
     } else {
@@ -50,7 +57,7 @@ pub(super) fn place(reading: Reading<'_>, sequence: Sequence, chunk: &RawChunk) 
             source.child_sequence,
         )
     };
-    (session == agent).then_some(Place {
+    (session == agent || !rules.hold(Rule::Emitter)).then_some(Place {
         stream,
         sequence,
         forwarded: true,

@@ -320,9 +320,9 @@ struct Observer {
 }
 
 impl Observer {
-    fn new(cursor: u64, shaky: bool) -> Self {
+    fn new(cursor: u64, shaky: bool, writes: bool) -> Self {
         Self {
-            document: Recorded::new("s"),
+            document: Recorded::new("s", writes),
             cursor,
             heard: 0,
             under_way: None,
@@ -482,7 +482,7 @@ impl Plain {
 /// one whose connections break.
 pub(super) fn scripts(seed: u64) -> Vec<Value> {
     let mut world = World::new(seed);
-    let mut observers = [Observer::new(0, false), Observer::new(0, true)];
+    let mut observers = [Observer::new(0, false, true), Observer::new(0, true, true)];
     while !world.is_over() {
         world.tick();
         for observer in &mut observers {
@@ -503,10 +503,10 @@ pub(super) fn scripts(seed: u64) -> Vec<Value> {
 #[test]
 fn an_exact_projected_document_is_the_projection_of_the_checkpoint_there() {
     let (mut told, mut applied) = ([0; 3], 0);
-    for seed in 1..=super::seeds() / 2 {
+    for seed in super::seeds(150) {
         let outcome = std::panic::catch_unwind(|| {
             let mut world = World::new(seed);
-            let mut observers = vec![Observer::new(0, false)];
+            let mut observers = vec![Observer::new(0, false, false)];
             let mut plain = Plain::default();
             for tick in 0..100_000 {
                 if world.is_over() {
@@ -515,7 +515,7 @@ fn an_exact_projected_document_is_the_projection_of_the_checkpoint_there() {
                 world.tick();
                 if tick % 40 == 39 && observers.len() < 4 {
                     let from = world.random.below(world.log.len() as u64);
-                    observers.push(Observer::new(from, true));
+                    observers.push(Observer::new(from, true, false));
                 }
                 for observer in &mut observers {
                     observer.tick(&mut world);
@@ -533,7 +533,7 @@ fn an_exact_projected_document_is_the_projection_of_the_checkpoint_there() {
             (told, plain.applied)
         });
         let Ok((here, plain)) = outcome else {
-            panic!("seed {seed}: see the panic above");
+            panic!("seed {seed}, see above; RECONSTRUCT_SEED={seed} cargo test --lib reconstruct");
         };
         for (sum, n) in told.iter_mut().zip(here) {
             *sum += n;
@@ -541,7 +541,8 @@ fn an_exact_projected_document_is_the_projection_of_the_checkpoint_there() {
         applied += plain;
     }
     assert!(
-        told.iter().all(|n| *n > 20) && applied > 100,
+        std::env::var_os("RECONSTRUCT_SEED").is_some()
+            || (told.iter().all(|n| *n > 20) && applied > 100),
         "{told:?} {applied}"
     );
 }

@@ -14,17 +14,17 @@ const OWN: Reading<'static> = Reading {
     session: "s",
     stream: "st_s",
 };
-const PARENT: Reading<'static> = Reading {
+pub(super) const PARENT: Reading<'static> = Reading {
     session: "p",
     stream: "st_p",
 };
 
-fn chunk(value: Value) -> RawChunk {
+pub(super) fn chunk(value: Value) -> RawChunk {
     serde_json::from_value(value).unwrap()
 }
 
 /// A patch that appends `value`, with its ordinal and the one below it.
-fn append(value: u64, ordinal: u64, base: u64) -> Value {
+pub(super) fn append(value: u64, ordinal: u64, base: u64) -> Value {
     json!({
         "type": "state_patch", "agentId": "s", "agentType": "t", "timestamp": 1, "step": 1,
         "patches": [{"op": "add", "path": "/list/-", "value": value}],
@@ -32,7 +32,7 @@ fn append(value: u64, ordinal: u64, base: u64) -> Value {
     })
 }
 
-fn committed(step: u64, ordinal: u64) -> Value {
+pub(super) fn committed(step: u64, ordinal: u64) -> Value {
     json!({
         "type": "step_committed", "agentId": "s", "agentType": "t", "timestamp": 1, "step": step,
         "stepCount": step, "checkpointId": "c", "patchOrdinal": ordinal,
@@ -47,13 +47,13 @@ fn discarded(from: u64) -> Value {
 }
 
 /// The chunk as it stands in the parent's log, forwarded from place `at` of the session's stream.
-fn forwarded(mut value: Value, at: u64) -> RawChunk {
+pub(super) fn forwarded(mut value: Value, at: u64) -> RawChunk {
     value["origin"] = json!({"sessionId": "s", "streamId": "st_s", "sequence": at});
     value["remoteSource"] = json!({"childSessionId": "s", "childSequence": at, "streamId": "st_s"});
     chunk(value)
 }
 
-fn snapshot(state: Value, at: Position, step: u64, ordinal: u64) -> SnapshotResponse {
+pub(super) fn snapshot(state: Value, at: Position, step: u64, ordinal: u64) -> SnapshotResponse {
     SnapshotResponse {
         session_id: "s".into(),
         stream_id: "st_s".into(),
@@ -434,4 +434,92 @@ fn the_filter_latches_a_nested_descendant_and_rearms_an_unpinned_baseline() {
         latched(false),
         "no snapshot mends it"
     );
+}
+
+#[test]
+fn a_snapshot_that_was_under_way_when_the_end_came_changes_no_last_state() {
+    let mut document = pinned(1, 0, 0);
+    document.observe(OWN, 2, &chunk(append(1, 1, 0)));
+    document.observe(OWN, 3, &chunk(discarded(1)));
+    assert!(document.take_request());
+    let before = snapshot(json!({"list": []}), Position::At(1), 0, 0);
+    let end = EndFrame {
+        run_id: None,
+        status: SessionStatus::Completed,
+        output: None,
+        state: Some(json!({"list": [2]})),
+        usage: None,
+    };
+    document.observe_end(&Frame::End(end));
+    document.baseline(&before, false);
+    assert_eq!(
+        (document.status(), list(&document)),
+        (&Status::Final, &json!([2]))
+    );
+}
+
+#[test]
+fn the_steps_that_led_to_a_last_state_ask_for_nothing_when_they_are_replayed() {
+    let mut document = pinned(1, 0, 0);
+    document.baseline(&snapshot(json!({"list": [1]}), Position::None, 1, 0), true);
+    assert_eq!(document.status(), &Status::Final);
+    document.observe(OWN, 2, &chunk(append(1, 1, 0)));
+    document.observe(OWN, 3, &chunk(committed(1, 1)));
+    assert!(!document.take_request());
+    assert_eq!(document.status(), &Status::Final);
+}
+
+fn unnumbered(mut value: Value) -> Value {
+    value
+        .as_object_mut()
+        .unwrap()
+        .retain(|key, _| !key.starts_with("patchO") && key != "patchBase");
+    value
+}
+
+#[test]
+fn without_ordinals_what_a_resync_skipped_is_missing_from_every_baseline_below_it() {
+    let at = |position, state| {
+        let mut snapshot = snapshot(state, Position::At(position), 0, 0);
+        snapshot.patch_ordinal = None;
+        snapshot
+    };
+    let mut document = Document::new("s");
+    assert!(document.take_request());
+    document.baseline(&at(1, json!({"list": []})), false);
+    let resync = json!({"type": "stream_resync", "agentId": "s", "agentType": "t", "timestamp": 1, "step": 1, "reason": "lost"});
+    document.observe(OWN, 3, &chunk(resync));
+    assert!(document.take_request());
+    document.baseline(&at(1, json!({"list": []})), false);
+    assert_eq!(document.status(), &Status::Exact { step: 0 });
+    document.observe(OWN, 4, &chunk(unnumbered(append(2, 2, 1))));
+    assert_eq!(document.status(), &Status::Stale(Stale::Gap));
+    assert_eq!(list(&document), &json!([]));
+    document.observe(OWN, 5, &chunk(unnumbered(committed(1, 2))));
+    assert!(document.take_request(), "at the boundary");
+    document.baseline(&at(5, json!({"list": [1, 2]})), false);
+    document.observe(OWN, 6, &chunk(unnumbered(append(3, 3, 2))));
+    assert_eq!(
+        (document.status(), list(&document)),
+        (&Status::InStep, &json!([1, 2, 3]))
+    );
+}
+
+#[test]
+fn a_stream_that_a_snapshot_left_behind_triggers_nothing_more() {
+    let mut document = Document::new("s");
+    assert!(document.take_request());
+    let mut second = snapshot(json!({"list": [1]}), Position::At(1), 0, 1);
+    second.stream_id = "st_second".into();
+    document.baseline(&second, false);
+    document.observe(PARENT, 7, &forwarded(append(1, 1, 0), 2));
+    assert_eq!(document.status(), &Status::Stale(Stale::NewStream));
+    assert!(
+        document.take_request(),
+        "which is newer only a snapshot tells"
+    );
+    document.baseline(&second, false);
+    document.observe(PARENT, 8, &forwarded(append(2, 2, 1), 3));
+    assert_eq!(document.status(), &Status::Exact { step: 0 });
+    assert!(!document.take_request());
 }

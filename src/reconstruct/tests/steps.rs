@@ -9,7 +9,7 @@ use crate::reconstruct::{Reading, Stale, Status};
 
 /// A document at step 3 of a projection, which stands at 30 of the stream.
 fn at_three() -> Recorded {
-    let mut document = Recorded::new("s");
+    let mut document = Recorded::new("s", true);
     assert!(document.take_request());
     baseline(&mut document, 30, 3, json!({"n": 3}));
     document

@@ -6,17 +6,19 @@ use std::ops::Deref;
 use serde::Deserialize as _;
 use serde_json::{Value, json};
 
+use super::sentences::{PARENT, append, committed, forwarded, snapshot};
 use super::world::{Observer, World};
 use super::{projected, steps};
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::frame::Frame;
+use crate::protocol::ids::Position;
 use crate::protocol::message::SnapshotResponse;
 use crate::reconstruct::{Document, Heard, Reading, Stale, Status};
 
-/// A document that writes down what it is told and what it is afterwards.
+/// A document that may write down what it is told and what it is afterwards.
 pub(super) struct Recorded {
     document: Document,
-    pub(super) script: Vec<Value>,
+    pub(super) script: Option<Vec<Value>>,
 }
 
 impl Deref for Recorded {
@@ -28,24 +30,24 @@ impl Deref for Recorded {
 }
 
 impl Recorded {
-    pub(super) fn new(session: &str) -> Self {
+    pub(super) fn new(session: &str, writes: bool) -> Self {
         Self {
             document: Document::new(session),
-            script: Vec::new(),
+            script: writes.then(Vec::new),
         }
     }
 
     pub(super) fn take_request(&mut self) -> bool {
         let wanted = self.document.take_request();
         if wanted {
-            self.note(json!({"op": "request"}));
+            self.note(|| json!({"op": "request"}));
         }
         wanted
     }
 
     pub(super) fn baseline(&mut self, snapshot: &SnapshotResponse, ended: bool) {
         self.document.baseline(snapshot, ended);
-        self.note(json!({"op": "baseline", "snapshot": snapshot, "ended": ended}));
+        self.note(|| json!({"op": "baseline", "snapshot": snapshot, "ended": ended}));
     }
 
     pub(super) fn observe(
@@ -55,26 +57,31 @@ impl Recorded {
         chunk: &RawChunk,
     ) -> Heard {
         let heard = self.document.observe(reading, sequence, chunk);
-        let stream = json!({"session": reading.session, "stream": reading.stream});
-        self.note(json!({"op": "chunk", "reading": stream, "sequence": sequence, "chunk": chunk}));
+        self.note(|| {
+            let stream = json!({"session": reading.session, "stream": reading.stream});
+            json!({"op": "chunk", "reading": stream, "sequence": sequence, "chunk": chunk})
+        });
         heard
     }
 
     pub(super) fn observe_end(&mut self, frame: &Frame) {
         self.document.observe_end(frame);
         if let Frame::End(end) = frame {
-            self.note(json!({"op": "end", "end": end}));
+            self.note(|| json!({"op": "end", "end": end}));
         }
     }
 
     pub(super) fn boundary(&mut self) {
         self.document.boundary();
-        self.note(json!({"op": "boundary"}));
+        self.note(|| json!({"op": "boundary"}));
     }
 
-    fn note(&mut self, mut entry: Value) {
-        entry["then"] = said(&self.document);
-        self.script.push(entry);
+    fn note(&mut self, entry: impl FnOnce() -> Value) {
+        if let Some(script) = &mut self.script {
+            let mut entry = entry();
+            entry["then"] = said(&self.document);
+            script.push(entry);
+        }
     }
 }
 
@@ -108,9 +115,70 @@ fn reason(why: Stale) -> &'static str {
     }
 }
 
+/// What random trees do not come to: another life, a resync, a snapshot later than the end.
+fn stories() -> Vec<(&'static str, Recorded)> {
+    let begin = || {
+        let mut document = Recorded::new("s", true);
+        document.take_request();
+        document.baseline(&snapshot(json!({"list": []}), Position::At(1), 0, 0), false);
+        document
+    };
+    let resync = json!({"type": "stream_resync", "agentId": "s", "agentType": "t",
+        "timestamp": 1, "step": 1, "reason": "child_truncated"});
+
+    let mut late = begin();
+    late.boundary();
+    late.take_request();
+    let completed = json!({"runId": null, "status": "completed", "state": {"list": [1]}});
+    late.observe_end(&Frame::End(serde_json::from_value(completed).unwrap()));
+    late.baseline(&snapshot(json!({"list": []}), Position::At(1), 0, 0), false);
+    late.observe(PARENT, 9, &forwarded(committed(1, 1), 3));
+
+    let mut lives = begin();
+    let mut second = snapshot(json!({"list": [7]}), Position::At(1), 0, 1);
+    second.stream_id = "st_second".into();
+    let mut other = forwarded(resync.clone(), 0);
+    other.0["origin"]["streamId"] = json!("st_second");
+    lives.observe(PARENT, 7, &other);
+    lives.take_request();
+    lives.baseline(&second, false);
+    lives.observe(PARENT, 8, &forwarded(append(1, 1, 0), 2));
+
+    let mut past = Recorded::new("s", true);
+    past.take_request();
+    past.baseline(&second, false);
+    past.observe(PARENT, 7, &forwarded(append(1, 1, 0), 2));
+    past.take_request();
+    past.baseline(&second, false);
+    past.observe(PARENT, 8, &forwarded(append(2, 2, 1), 3));
+
+    let mut hole = Recorded::new("s", true);
+    let mut bare = snapshot(json!({"list": []}), Position::At(1), 0, 0);
+    bare.patch_ordinal = None;
+    hole.take_request();
+    hole.baseline(&bare, false);
+    hole.observe(PARENT, 7, &forwarded(resync, 2));
+    hole.take_request();
+    hole.baseline(&bare, false);
+    hole.observe(PARENT, 8, &forwarded(committed(1, 1), 3));
+    hole.take_request();
+    bare.stream_sequence = Position::At(3);
+    hole.baseline(&bare, false);
+    hole.observe(PARENT, 9, &forwarded(committed(2, 1), 4));
+    vec![
+        ("a snapshot later than the end", late),
+        ("another life", lives),
+        ("a life that is over", past),
+        ("what a resync skipped", hole),
+    ]
+}
+
 /// Scripts of random trees: each document of each observer.
 fn scripts() -> Value {
-    let mut scripts = Vec::new();
+    let mut scripts: Vec<Value> = stories()
+        .into_iter()
+        .map(|(name, story)| json!({"name": name, "session": "s", "events": story.script}))
+        .collect();
     for seed in 1..=5u64 {
         let stamped = seed % 3 != 0;
         let mut world = World::new(seed, stamped);
@@ -119,7 +187,7 @@ fn scripts() -> Value {
             world.tick();
             if observers.is_empty() {
                 let root = usize::try_from(world.random.below(2)).unwrap();
-                observers.push(Observer::new(&mut world, root));
+                observers.push(Observer::new(&mut world, root, true));
             }
             for observer in &mut observers {
                 observer.tick(&mut world);

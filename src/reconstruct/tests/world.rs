@@ -45,6 +45,8 @@ impl Random {
 pub(super) struct Live {
     pub(super) session: Session,
     pub(super) log: Vec<RawChunk>,
+    /// The log as it is read where producers number nothing.
+    bare: Vec<RawChunk>,
     boundaries: BTreeMap<u64, Vec<Value>>,
     finals: Vec<Value>,
     rounds: u64,
@@ -67,6 +69,7 @@ impl Live {
         let mut live = Self {
             session: transition.next.clone(),
             log: Vec::new(),
+            bare: Vec::new(),
             boundaries: BTreeMap::new(),
             finals: Vec::new(),
             rounds,
@@ -93,6 +96,8 @@ impl Live {
                         .iter()
                         .map(|text| serde_json::from_str(text).unwrap()),
                 );
+                let new = self.log.iter().skip(self.bare.len());
+                self.bare.extend(new.map(unnumbered).collect::<Vec<_>>());
             }
         }
         self.session = transition.next;
@@ -438,20 +443,23 @@ pub(super) struct Observer {
     /// Snapshots on their way: of which session, and what was read if it was read already.
     under_way: Vec<(String, Option<(SnapshotResponse, bool)>)>,
     pub(super) snapshots: u64,
+    /// Whether what its documents hear is written down.
+    writes: bool,
     /// Whether connections break.
     shaky: bool,
 }
 
 impl Observer {
     /// An observer of the session `root`, who begins to read somewhere.
-    pub(super) fn new(world: &mut World, root: usize) -> Self {
+    pub(super) fn new(world: &mut World, root: usize, writes: bool) -> Self {
         let length = world.lives[root].log.len() as u64;
         let cursor = usize::try_from(world.random.below(length + 1)).unwrap();
         let name = world.lives[root].name().to_owned();
         Self {
             root,
             cursor,
-            documents: vec![Recorded::new(&name)],
+            documents: vec![Recorded::new(&name, writes)],
+            writes,
             under_way: Vec::new(),
             snapshots: 0,
             shaky: true,
@@ -478,13 +486,9 @@ impl Observer {
             self.cursor = self.cursor.saturating_sub(back).max(floor.min(self.cursor));
         }
         let live = &world.lives[self.root];
-        let Some(chunk) = live.log.get(self.cursor) else {
+        let log = if world.stamped { &live.log } else { &live.bare };
+        let Some(chunk) = log.get(self.cursor) else {
             return;
-        };
-        let chunk = if world.stamped {
-            chunk.clone()
-        } else {
-            unnumbered(chunk)
         };
         self.cursor += 1;
         let reading = Reading {
@@ -494,11 +498,11 @@ impl Observer {
         if chunk.kind() == "subagent_start" {
             let child = chunk.text("subSessionId").unwrap();
             if self.documents.iter().all(|known| known.session() != child) {
-                self.documents.push(Recorded::new(child));
+                self.documents.push(Recorded::new(child, self.writes));
             }
         }
         for document in &mut self.documents {
-            document.observe(reading, self.cursor as u64, &chunk);
+            document.observe(reading, self.cursor as u64, chunk);
         }
         self.ask();
     }
