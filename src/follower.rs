@@ -260,14 +260,15 @@ impl Follower {
             let frame = frames.next().await;
             return self.heard(frame).await;
         }
-        match select(frames.next(), self.reading.next()).await {
-            Either::Left((frame, _)) => self.heard(frame).await,
-            Either::Right((read, _)) => {
+        // Snapshots first: they are few, and a log that is read without a pause would keep them out.
+        match select(self.reading.next(), frames.next()).await {
+            Either::Left((read, _)) => {
                 if let Some(read) = read {
                     self.arrived(read);
                 }
                 Ok(())
             }
+            Either::Right((frame, _)) => self.heard(frame).await,
         }
     }
 
