@@ -512,14 +512,18 @@ impl Random {
     }
 }
 
-/// Random steps with parallel tools, conflicts, failing tools, stops, wakes and discards: the
-/// state at each checkpoint is the one before it plus the step's patches in ordinal order.
+/// Random steps with parallel tools, conflicts, failing and timed-out tools, hooks after a call,
+/// stops, wakes and discards: the state at each checkpoint is the one before it plus the step's
+/// patches in ordinal order, and what a hook wrote stands whatever became of its call.
 #[test]
 fn the_law_of_the_step_holds_at_every_commit() {
     for seed in 1..=400u64 {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let mut observer = Observer::default();
-        let mut session = observer.see(begin(json!({"list": [], "a": 0, "b": {"c": 0}})));
+        let mut session = observer.see(begin(
+            json!({"list": [], "a": 0, "b": {"c": 0}, "hooks": {}}),
+        ));
+        let mut hooked = Vec::new();
         for round in 0..8u64 {
             let calls: Vec<String> = (0..=random.below(3))
                 .map(|n| format!("c{round}-{n}"))
@@ -547,11 +551,19 @@ fn the_law_of_the_step_holds_at_every_commit() {
                         state["list"].as_array_mut().unwrap().pop();
                     }
                     4 => {
-                        let outcome = match random.below(4) {
+                        let outcome = match random.below(5) {
                             0 => CallFailure::new(Code::ToolExecutionFailed, "no").to_outcome(),
-                            1 => not_executed(Code::RunInterrupted),
+                            1 => CallFailure::new(Code::RunTimeout, "too long").to_outcome(),
+                            2 => not_executed(Code::RunInterrupted),
                             _ => ok(json!(1)),
                         };
+                        if random.below(3) == 0 {
+                            state["hooks"][&call] = json!(round);
+                            state["a"] = json!("hook");
+                            session =
+                                observer.see(session.stage_by_hook(&call, state, round).unwrap());
+                            hooked.push(call.clone());
+                        }
                         session = observer
                             .see(session.tool_finished(&call, outcome, None, round).unwrap());
                         open.remove(at);
@@ -565,6 +577,11 @@ fn the_law_of_the_step_holds_at_every_commit() {
                 session = observer.see(session.stage(&call, state, round).unwrap());
             }
             session = observer.see(session.promote(None, None, [0; 16], round).unwrap());
+            let stands = session.checkpoint.state["hooks"].as_object().unwrap();
+            assert!(
+                hooked.iter().all(|call| stands.contains_key(call)),
+                "seed {seed}"
+            );
         }
         assert_eq!(observer.boundaries, 8, "seed {seed}");
     }
