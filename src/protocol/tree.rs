@@ -1,6 +1,6 @@
 //! The tree of snapshots: its nodes, and how much of a tree one answer holds.
 //!
-//! Implements the tree of section 5. Every hop cuts a tree with [`TreeNode::fit`], so that the
+//! Implements the tree of section 5. Every hop cuts a tree with [`TreeNode::bounded`], so that the
 //! bounds hold for the whole of it, whatever a service further down answers.
 
 use serde::{Deserialize, Serialize};
