@@ -4,7 +4,10 @@
 import { Document } from "./document.ts";
 import { SourceError, type Address, type Source } from "./source.ts";
 import type { Frame } from "./sse.ts";
-import type { Chunk, EndFrame, ErrorFrame, Reading } from "./wire.ts";
+import type { Chunk, EndFrame, ErrorFrame, Reading, Snapshot } from "./wire.ts";
+
+/** Sessions of a tree that are followed at most; chunks of others are passed on all the same. */
+const MOST_NODES = 1024;
 
 /** How often a snapshot is tried again before the document has to wait for its next boundary. */
 const SNAPSHOT_RETRIES = 4;
@@ -52,6 +55,20 @@ export interface FollowerOptions {
   snapshotsAtOnce?: number;
 }
 
+/** A snapshot that was read, and whether the session had ended before. */
+interface Read {
+  snapshot: Snapshot;
+  ended: boolean;
+}
+
+/** What comes to a follower: a frame or the loss of an attached stream, a snapshot or its failure, or the caller's abort. */
+type Arrival =
+  | { kind: "frame"; of: AsyncIterator<Frame>; result: IteratorResult<Frame> }
+  | { kind: "dropped"; of: AsyncIterator<Frame>; error: unknown }
+  | { kind: "read"; node: Node; number: number; read: Read }
+  | { kind: "unread"; node: Node; number: number; error: unknown }
+  | { kind: "aborted" };
+
 export class Follower {
   readonly root: Node;
   readonly #source: Source;
@@ -59,7 +76,10 @@ export class Follower {
   readonly #nodes = new Map<string, Node>();
   #streamId: string | undefined;
   #cursor = -1;
-  #reading = new Map<Node, Promise<() => FollowerEvent>>();
+  #failures = 0;
+  /** The reads under way, each by its number: another number's arrival is of a read that no longer counts. */
+  readonly #reading = new Map<Node, number>();
+  #reads = 0;
 
   constructor(source: Source, { session, agentType }: Address, options: FollowerOptions = {}) {
     this.#source = source;
@@ -83,30 +103,39 @@ export class Follower {
    */
   async *follow(signal: AbortSignal): AsyncGenerator<FollowerEvent, void, void> {
     yield* this.#baseline(signal);
-    let failures = 0;
-    while (!signal.aborted) {
-      const attached = new AbortController();
-      const both = AbortSignal.any([signal, attached.signal]);
-      try {
-        const { streamId, frames } = await this.#source.stream(this.root, this.#cursor, this.#streamId, both);
-        this.#streamId = streamId;
-        for await (const event of this.#frames(frames, both)) {
-          failures = 0;
-          if (event === "reattach") break;
-          yield event;
-          if (event.kind === "end" || event.kind === "failed") return;
+    // Snapshots are read for as long as this goes on, whatever becomes of the streams meanwhile.
+    const over = new AbortController();
+    const reads = AbortSignal.any([signal, over.signal]);
+    const inbox = new Inbox<Arrival>();
+    const aborted = () => inbox.put({ kind: "aborted" });
+    signal.addEventListener("abort", aborted);
+    try {
+      while (!signal.aborted) {
+        const attached = new AbortController();
+        try {
+          const both = AbortSignal.any([signal, attached.signal]);
+          const { streamId, frames } = await this.#source.stream(this.root, this.#cursor, this.#streamId, both);
+          this.#streamId = streamId;
+          for await (const event of this.#frames(frames, inbox, reads)) {
+            if (event === "reattach") break;
+            yield event;
+            if (event.kind === "end" || event.kind === "failed") return;
+          }
+        } catch (error) {
+          if (signal.aborted) return;
+          if (error instanceof SourceError && !error.retryable) throw error;
+          const wait = this.#wait(this.#failures, error);
+          this.#failures += 1;
+          yield { kind: "reconnecting", error: asError(error), wait };
+          await sleep(wait, signal);
+        } finally {
+          attached.abort();
         }
-      } catch (error) {
-        if (signal.aborted) return;
-        if (error instanceof SourceError && !error.retryable) throw error;
-        const told = error instanceof Error ? error : new Error(String(error));
-        const wait = this.#wait(failures, error);
-        failures += 1;
-        yield { kind: "reconnecting", error: told, wait };
-        await sleep(wait, signal);
-      } finally {
-        attached.abort();
       }
+    } finally {
+      signal.removeEventListener("abort", aborted);
+      over.abort();
+      for (const node of this.#reading.keys()) this.#forgetRead(node);
     }
   }
 
@@ -125,38 +154,46 @@ export class Follower {
   }
 
   /** The events of one attached stream, snapshots that arrive meanwhile included. */
-  async *#frames(frames: AsyncIterable<Frame>, signal: AbortSignal): AsyncGenerator<FollowerEvent | "reattach", void, void> {
+  async *#frames(frames: AsyncIterable<Frame>, inbox: Inbox<Arrival>, reads: AbortSignal): AsyncGenerator<FollowerEvent | "reattach", void, void> {
     const iterator = frames[Symbol.asyncIterator]();
-    let next: Promise<IteratorResult<Frame>> | undefined;
+    let isAsked = false;
     let last: FollowerEvent | undefined;
     try {
       for (;;) {
-        this.#readSnapshots(signal);
+        if (reads.aborted) return;
+        this.#readSnapshots(inbox, reads);
         if (last && this.#reading.size === 0) {
           yield last;
           return;
         }
-        if (!last) next ??= iterator.next();
-        const arrived = await Promise.race([...(next && !last ? [next] : []), ...this.#reading.values()]);
-        if (typeof arrived === "function") {
-          const event = arrived();
-          yield event;
-          const { attachAt } = this.root.document;
-          const isRoot = event.kind === "document" && event.node === this.root;
-          if (!last && isRoot && attachAt >= 0 && attachAt < this.#cursor) {
-            // What came while the document was stale is read again, behind the new baseline.
-            this.#cursor = attachAt;
+        if (!last && !isAsked) {
+          isAsked = true;
+          iterator.next().then(
+            (result) => inbox.put({ kind: "frame", of: iterator, result }),
+            (error: unknown) => inbox.put({ kind: "dropped", of: iterator, error }),
+          );
+        }
+        const arrived = await inbox.take();
+        if (arrived.kind === "aborted") return;
+        if (arrived.kind === "read" || arrived.kind === "unread") {
+          if (this.#reading.get(arrived.node) !== arrived.number) continue;
+          this.#reading.delete(arrived.node);
+          yield this.#arrived(arrived);
+          if (arrived.kind === "read" && arrived.node === this.root && !last && this.#isToBeReadAgain(arrived.read.snapshot)) {
             yield "reattach";
             return;
           }
           continue;
         }
-        next = undefined;
-        if (arrived.done) throw new Error("the stream ended without a terminal frame");
-        const frame = arrived.value;
+        // A stream that was left may still say something.
+        if (arrived.of !== iterator) continue;
+        isAsked = false;
+        if (arrived.kind === "dropped") throw arrived.error;
+        if (arrived.result.done) throw new Error("the stream ended without a terminal frame");
+        const frame = arrived.result.value;
         if (frame.kind === "error" && frame.error.recoverable) throw new Error(frame.error.error);
         if (frame.kind === "error" && frame.error.code === "TRUNCATED") {
-          yield* this.#truncated(frame.error);
+          yield* this.#truncated(frame.error, reads);
           yield "reattach";
           return;
         }
@@ -171,12 +208,31 @@ export class Follower {
     }
   }
 
+  #arrived(arrived: Extract<Arrival, { kind: "read" | "unread" }>): FollowerEvent {
+    const { node } = arrived;
+    if (arrived.kind === "read") {
+      node.document.baseline(arrived.read.snapshot, arrived.read.ended);
+      return { kind: "document", node };
+    }
+    node.document.noSnapshot();
+    return { kind: "no_snapshot", node, error: asError(arrived.error) };
+  }
+
+  /** Whether what came while the root's document was stale is to be read again, behind the new baseline. */
+  #isToBeReadAgain(_: Snapshot): boolean {
+    const { attachAt } = this.root.document;
+    if (attachAt < 0 || attachAt >= this.#cursor) return false;
+    this.#cursor = attachAt;
+    return true;
+  }
+
   /** The cursor is not in the log any more: a new baseline, and on from what the log still holds. */
-  async *#truncated(error: ErrorFrame): AsyncGenerator<FollowerEvent, void, void> {
+  async *#truncated(error: ErrorFrame, signal: AbortSignal): AsyncGenerator<FollowerEvent, void, void> {
+    // One that was under way may be older than what is told here.
+    this.#forgetRead(this.root);
     this.root.document.observeError(error);
     this.#streamId = undefined;
     yield { kind: "document", node: this.root };
-    const signal = AbortSignal.timeout(60_000);
     this.root.document.takeRequest();
     const { snapshot, ended } = await this.#snapshot(this.root, signal);
     this.root.document.baseline(snapshot, ended);
@@ -189,6 +245,7 @@ export class Follower {
   *#take(frame: Frame): Generator<FollowerEvent> {
     switch (frame.kind) {
       case "caught_up":
+        this.#failures = 0;
         return void (yield { kind: "caught_up" });
       case "end":
         this.root.document.observeEnd(frame.end);
@@ -210,10 +267,12 @@ export class Follower {
   }
 
   *#chunk(sequence: number, chunk: Chunk): Generator<FollowerEvent> {
+    this.#failures = 0;
     if (sequence > this.#cursor) this.#cursor = sequence;
     yield { kind: "chunk", sequence, chunk };
     const child = chunk.subSessionId;
-    if (chunk.type === "subagent_start" && typeof child === "string" && typeof chunk.subAgentType === "string" && !this.#nodes.has(child)) {
+    const isNews = typeof child === "string" && !this.#nodes.has(child) && this.#nodes.size < MOST_NODES;
+    if (chunk.type === "subagent_start" && isNews && typeof chunk.subAgentType === "string") {
       const { agentId: parent, subAgentType: agentType, toolCallId, remote } = chunk;
       const call = typeof toolCallId === "string" ? toolCallId : undefined;
       yield { kind: "node", node: this.#add({ session: child, agentType, parent, toolCallId: call, remote: remote === true }) };
@@ -236,27 +295,27 @@ export class Follower {
   }
 
   /** Begins to read the snapshots that are wanted, a few at once. */
-  #readSnapshots(signal: AbortSignal): void {
+  #readSnapshots(inbox: Inbox<Arrival>, signal: AbortSignal): void {
     for (const node of this.#nodes.values()) {
       if (this.#reading.size >= this.#options.snapshotsAtOnce) return;
       if (this.#reading.has(node) || !node.document.takeRequest()) continue;
-      const reading = this.#snapshot(node, signal).then(
-        ({ snapshot, ended }) => (): FollowerEvent => {
-          this.#reading.delete(node);
-          node.document.baseline(snapshot, ended);
-          return { kind: "document", node };
-        },
-        (error: unknown) => (): FollowerEvent => {
-          this.#reading.delete(node);
-          node.document.noSnapshot();
-          return { kind: "no_snapshot", node, error: error instanceof Error ? error : new Error(String(error)) };
-        },
+      const number = (this.#reads += 1);
+      this.#reading.set(node, number);
+      this.#snapshot(node, signal).then(
+        (read) => inbox.put({ kind: "read", node, number, read }),
+        (error: unknown) => inbox.put({ kind: "unread", node, number, error }),
       );
-      this.#reading.set(node, reading);
     }
   }
 
-  async #snapshot(node: Node, signal: AbortSignal) {
+  /** A read that is under way does not count any more; its document wants another. */
+  #forgetRead(node: Node): void {
+    if (!this.#reading.delete(node)) return;
+    node.document.boundary();
+    node.document.noSnapshot();
+  }
+
+  async #snapshot(node: Node, signal: AbortSignal): Promise<Read> {
     for (let failures = 0; ; failures += 1) {
       try {
         // In this order: a session that goes on in between is read with a position.
@@ -275,6 +334,30 @@ export class Follower {
     const asked = error instanceof SourceError ? (error.retryAfter ?? 0) : 0;
     return Math.max(Math.min(this.#options.backoff * 2 ** failures, LONGEST_WAIT), asked);
   }
+}
+
+/** What has arrived, in order. Whoever waits is woken, and nothing is held of those who waited before. */
+class Inbox<T> {
+  readonly #arrived: T[] = [];
+  #wake: (() => void) | undefined;
+
+  put(item: T): void {
+    this.#arrived.push(item);
+    this.#wake?.();
+  }
+
+  /** For one reader at a time. */
+  async take(): Promise<T> {
+    for (;;) {
+      const item = this.#arrived.shift();
+      if (item !== undefined) return item;
+      await new Promise<void>((resolve) => (this.#wake = resolve));
+    }
+  }
+}
+
+function asError(error: unknown): Error {
+  return error instanceof Error ? error : new Error(String(error));
 }
 
 function sleep(milliseconds: number, signal: AbortSignal): Promise<void> {
