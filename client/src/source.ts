@@ -9,7 +9,14 @@ export interface Address {
   agentType: string;
 }
 
-/** A reading that was refused or did not come. */
+interface SourceErrorFields {
+  status?: number;
+  code?: string;
+  retryAfter?: number | undefined;
+  retryable?: boolean;
+}
+
+/** A reading that was refused or did not come, or whose answer cannot be taken (`event_too_large`). */
 export class SourceError extends Error {
   override name = "SourceError";
   readonly status: number;
@@ -19,11 +26,11 @@ export class SourceError extends Error {
   /** When, in milliseconds from now, if the other side said so. */
   readonly retryAfter: number | undefined;
 
-  constructor(message: string, { status = 0, code = "transport_error", retryAfter }: { status?: number; code?: string; retryAfter?: number }) {
+  constructor(message: string, { status = 0, code = "transport_error", retryAfter, retryable }: SourceErrorFields) {
     super(message);
     this.status = status;
     this.code = code;
-    this.retryable = status === 0 || status === 429 || status >= 500;
+    this.retryable = retryable ?? (status === 0 || status === 429 || status >= 500);
     this.retryAfter = retryAfter;
   }
 }

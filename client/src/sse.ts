@@ -1,5 +1,6 @@
 // Server-sent events, cut anywhere: the decoder of a stream's frames.
 
+import { SourceError } from "./source.ts";
 import type { Chunk, EndFrame, ErrorFrame } from "./wire.ts";
 
 /** One event of `/sse`. */
@@ -9,8 +10,8 @@ export type Frame =
   | { kind: "end"; end: EndFrame }
   | { kind: "error"; error: ErrorFrame };
 
-/** An event that is longer than this is no event of ours. In characters. */
-const EVENT_LIMIT = 4 * 1024 * 1024;
+/** The largest event that is taken, in bytes (8 MiB): what Rust's readers take too. */
+const EVENT_LIMIT = 8 * 1024 * 1024;
 
 /** One event as it stands in a body. */
 export interface Event {
@@ -21,8 +22,10 @@ export interface Event {
 
 /**
  * The frames of a body, one after the other. Events and fields of unknown names are skipped. It ends after a terminal
- * frame. A body that ends without one, or that cannot be read, or that says nothing (not even a comment) for `silence` milliseconds, throws: then the stream was
- * dropped, and did not end.
+ * frame. A body that ends without one, or that cannot be read, or that says nothing (not even a comment) for `silence`
+ * milliseconds, throws: then the stream was dropped, and did not end.
+ *
+ * @throws {SourceError} `event_too_large`, not retryable, at an event of more than 8 MiB: it would only come again.
  */
 export async function* framesOf(body: ReadableStream<Uint8Array>, silence = 45_000): AsyncGenerator<Frame, void, void> {
   for await (const { name, data } of eventsOf(body, silence)) {
@@ -46,9 +49,8 @@ export async function* eventsOf(body: ReadableStream<Uint8Array>, silence = 45_0
     for (;;) {
       const { value, done } = await withSilence(reader.read(), silence);
       const text = done ? decoder.decode() : decoder.decode(value, { stream: true });
-      for (const line of lines.take(text)) {
-        size += line.length;
-        if (size > EVENT_LIMIT) throw new Error(`an event is longer than ${EVENT_LIMIT} characters`);
+      for (const { line, bytes } of lines.take(text)) {
+        if (size + bytes > EVENT_LIMIT) throw tooLarge();
         if (line === "") {
           const event = data.length > 0 ? { name, id, data: data.join("\n") } : undefined;
           name = "message";
@@ -63,9 +65,12 @@ export async function* eventsOf(body: ReadableStream<Uint8Array>, silence = 45_0
         const content = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
         if (field === "event") name = content;
         else if (field === "id") id = content;
-        else if (field === "data") data.push(content);
+        else if (field === "data") {
+          size += bytes - (line.length - content.length) + (data.length > 0 ? 1 : 0);
+          data.push(content);
+        }
       }
-      if (lines.length > EVENT_LIMIT) throw new Error(`a line is longer than ${EVENT_LIMIT} characters`);
+      if (size + lines.bytes > EVENT_LIMIT) throw tooLarge();
       if (done) return;
     }
   } finally {
@@ -76,30 +81,48 @@ export async function* eventsOf(body: ReadableStream<Uint8Array>, silence = 45_0
 /** Whole lines of a text that comes in pieces; CR, LF and CRLF end one. */
 class Lines {
   #rest = "";
+  /** Bytes of the line that is not whole yet. */
+  bytes = 0;
   #afterCr = false;
 
-  get length(): number {
-    return this.#rest.length;
-  }
-
-  *take(text: string): Generator<string> {
+  *take(text: string): Generator<{ line: string; bytes: number }> {
     if (text === "") return;
     let from = this.#afterCr && text.startsWith("\n") ? 1 : 0;
     this.#afterCr = false;
     for (let at = from; at < text.length; at += 1) {
       const code = text.charCodeAt(at);
       if (code !== 10 && code !== 13) continue;
-      const line = this.#rest + text.slice(from, at);
+      const end = text.slice(from, at);
+      const line = this.#rest + end;
+      const bytes = this.bytes + bytesOf(end);
       this.#rest = "";
+      this.bytes = 0;
       if (code === 13) {
         if (at + 1 === text.length) this.#afterCr = true;
         else if (text.charCodeAt(at + 1) === 10) at += 1;
       }
       from = at + 1;
-      yield line;
+      yield { line, bytes };
     }
-    this.#rest += text.slice(from);
+    const rest = text.slice(from);
+    this.#rest += rest;
+    this.bytes += bytesOf(rest);
   }
+}
+
+/** How long a text is in UTF-8. */
+function bytesOf(text: string): number {
+  let bytes = text.length;
+  for (let at = 0; at < text.length; at += 1) {
+    const code = text.charCodeAt(at);
+    // The halves of a pair are two bytes each.
+    if (code >= 0x80) bytes += code < 0x800 || (code >= 0xd800 && code < 0xe000) ? 1 : 2;
+  }
+  return bytes;
+}
+
+function tooLarge(): SourceError {
+  return new SourceError(`an event of the stream is larger than ${EVENT_LIMIT} bytes`, { code: "event_too_large", retryable: false });
 }
 
 function frameOf(event: string, data: string): Frame | undefined {

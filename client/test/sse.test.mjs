@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { framesOf } from "../src/index.ts";
+import { Follower, framesOf } from "../src/index.ts";
 
 const chunk = (sequence, delta) => ({ sequence, chunk: { type: "text_delta", agentId: "s", delta } });
 const event = (name, data, end, id) => `event: ${name}${end}${id === undefined ? "" : `id: ${id}${end}`}data: ${JSON.stringify(data)}${end}${end}`;
@@ -69,4 +69,40 @@ test("garbage is an error, never a frame", async () => {
   for (const text of ["event: chunk\ndata: {\n\n", 'event: chunk\ndata: {"sequence": "1", "chunk": {}}\n\n', "event: end\ndata: x\n\n"]) {
     await assert.rejects(all(framesOf(body([new TextEncoder().encode(text)]))), Error, text);
   }
+});
+
+const LIMIT = 8 * 1024 * 1024;
+/** An event whose data is so many bytes long, with characters of one to four bytes. */
+function large(bytes) {
+  const wide = "aü\u2028🙂".repeat(100_000);
+  const data = JSON.stringify(chunk(1, wide));
+  const missing = bytes - new TextEncoder().encode(data).length;
+  return `event: chunk\ndata:${JSON.stringify(chunk(1, wide + "x".repeat(missing)))}\n\n`;
+}
+
+test("an event may have 8 MiB, counted in bytes as in Rust", async () => {
+  const bytes = new TextEncoder().encode(large(LIMIT - "data:".length) + event("end", { status: "completed" }, "\n"));
+  const parts = [];
+  for (let at = 0; at < bytes.length; at += 65_536) parts.push(bytes.slice(at, at + 65_536));
+  assert.deepEqual((await all(framesOf(body(parts)))).map(({ kind }) => kind), ["chunk", "end"]);
+  const over = new TextEncoder().encode(large(LIMIT - "data:".length + 1));
+  const refused = { name: "SourceError", code: "event_too_large", retryable: false };
+  await assert.rejects(all(framesOf(body([over]))), refused);
+  // What is not whole yet counts too, and so do the lines before it.
+  await assert.rejects(all(framesOf(body([over.slice(0, -2)], true))), refused);
+  const lines = new TextEncoder().encode(`data: ${"x".repeat(LIMIT / 2)}\ndata: ${"x".repeat(LIMIT / 2)}\n\n`);
+  await assert.rejects(all(framesOf(body([lines]))), refused);
+});
+
+test("an event over the limit ends a follower, which would only be sent it again", async () => {
+  const over = new TextEncoder().encode(large(LIMIT));
+  let attached = 0;
+  const source = {
+    stream: async (_, __, streamId) => ((attached += 1), { streamId, frames: framesOf(body([over], true)) }),
+    snapshot: async () => ({ sessionId: "s", streamId: "st", state: {}, streamSequence: 0, oldestRetainedSequence: 0, stepCount: 0 }),
+    hasEnded: async () => false,
+  };
+  const follower = new Follower(source, { session: "s", agentType: "t" }, { backoff: 1 });
+  await assert.rejects(all(follower.follow(AbortSignal.timeout(10_000))), { name: "SourceError", code: "event_too_large" });
+  assert.equal(attached, 1);
 });

@@ -433,9 +433,9 @@ impl Dispatch {
 
     fn on_dropped(&mut self, error: &TransportError, now: Timestamp) {
         match error {
-            TransportError::ProjectedMount | TransportError::VersionUnsupported { .. } => {
-                self.refuse(error)
-            }
+            TransportError::ProjectedMount
+            | TransportError::VersionUnsupported { .. }
+            | TransportError::TooLarge(_) => self.refuse(error),
             _ if !error.may_pass() => self.read_status(),
             _ => self.reattach(error.retry_after(), now),
         }

@@ -156,7 +156,9 @@ fn reason(unread: &Unread) -> TreeReason {
     match unread {
         Unread::Late | Unread::Failed(TransportError::Timeout(_)) => TreeReason::Timeout,
         Unread::NoWay | Unread::Failed(TransportError::Unreachable(_)) => TreeReason::Unreachable,
-        Unread::Failed(TransportError::Malformed(_)) => TreeReason::Malformed,
+        Unread::Failed(TransportError::Malformed(_) | TransportError::TooLarge(_)) => {
+            TreeReason::Malformed
+        }
         Unread::Failed(TransportError::Unexplained { status: 404 }) => TreeReason::NotFound,
         Unread::Failed(TransportError::Refused {
             status, envelope, ..

@@ -13,7 +13,7 @@ use super::{FrameStream, TransportError};
 use crate::http::{Body, ByteStream};
 use crate::platform::Runtime;
 use crate::protocol::frame::Frame;
-use crate::protocol::sse::{Decoded, Decoder};
+use crate::protocol::sse::{DecodeError, Decoded, Decoder};
 
 /// The frames of a body. It ends after a terminal frame, or with one `Err`, which is a dropped
 /// stream: the body ended or broke off, was silent, or holds what cannot be read.
@@ -75,11 +75,7 @@ impl Reader {
     }
 
     fn decoded(&mut self) -> Result<Option<Frame>, TransportError> {
-        while let Some(found) = self
-            .decoder
-            .poll()
-            .map_err(|e| TransportError::Malformed(e.to_string()))?
-        {
+        while let Some(found) = self.decoder.poll().map_err(undecodable)? {
             match found {
                 Decoded::Frame(Frame::Error(error)) if error.recoverable => {
                     return Err(TransportError::Unreachable(format!(
@@ -97,5 +93,12 @@ impl Reader {
             }
         }
         Ok(None)
+    }
+}
+
+fn undecodable(error: DecodeError) -> TransportError {
+    match error {
+        DecodeError::TooLarge { limit } => TransportError::TooLarge(limit),
+        DecodeError::Malformed(_) => TransportError::Malformed(error.to_string()),
     }
 }

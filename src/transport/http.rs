@@ -438,6 +438,7 @@ impl Wire {
                 _ => false,
             },
             TransportError::Malformed(_)
+            | TransportError::TooLarge(_)
             | TransportError::Unexplained { .. }
             | TransportError::VersionUnsupported { .. }
             | TransportError::ProjectedMount => false,

@@ -63,6 +63,10 @@ pub enum TransportError {
     /// The answer is not what the contract says.
     #[error("malformed answer: {0}")]
     Malformed(String),
+    /// An event of a stream is larger than this many bytes. It would come again behind the same
+    /// cursor, so it is not tried again.
+    #[error("an event of the stream is larger than {0} bytes")]
+    TooLarge(usize),
     /// A refusal without an envelope: something between the two services spoke, not the producer.
     /// Whether the request took effect is not known.
     #[error("status {status} without an envelope")]
@@ -96,7 +100,7 @@ impl TransportError {
                 *status == 429 || *status >= 500
             }
             Self::Unreachable(_) | Self::Malformed(_) | Self::Timeout(_) => true,
-            Self::ProjectedMount | Self::VersionUnsupported { .. } => false,
+            Self::ProjectedMount | Self::VersionUnsupported { .. } | Self::TooLarge(_) => false,
         }
     }
 

@@ -99,11 +99,18 @@ async fn a_recoverable_error_is_a_drop_and_any_other_an_end() {
 
 #[tokio::test(start_paused = true)]
 async fn garbage_on_a_stream_is_a_drop() {
-    let oversize = format!("event: chunk\ndata: {}", "x".repeat(sse::EVENT_LIMIT + 1));
-    for body in ["event: chunk\ndata: {oops\n\n".to_owned(), oversize] {
-        let (_, end) = drain(&Bench::new([streams(vec![Ok(body.into())], true)])).await;
-        assert!(end.starts_with("dropped: malformed"), "{end}");
-    }
+    let body = "event: chunk\ndata: {oops\n\n";
+    let (_, end) = drain(&Bench::new([streams(vec![Ok(body.into())], true)])).await;
+    assert!(end.starts_with("dropped: malformed"), "{end}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_over_the_limit_is_not_asked_for_again() {
+    let body = format!("event: chunk\ndata: {}", "x".repeat(sse::EVENT_LIMIT + 1));
+    let (_, end) = drain(&Bench::new([streams(vec![Ok(body.into())], true)])).await;
+    let error = TransportError::TooLarge(sse::EVENT_LIMIT);
+    assert_eq!(end, format!("dropped: {error}"));
+    assert!(!error.may_pass());
 }
 
 #[tokio::test(start_paused = true)]
