@@ -21,6 +21,8 @@ use crate::protocol::message::{SessionStatus, SnapshotResponse};
 use crate::reconstruct::{Document, Heard, Reading};
 use crate::transport::{FrameStream, Transport, TransportError};
 
+mod baseline;
+
 /// Sessions of a tree that are followed at most; chunks of others are passed on all the same.
 const MOST_NODES: usize = 1024;
 
@@ -67,6 +69,9 @@ pub enum FollowerEvent {
         /// The chunk.
         chunk: RawChunk,
     },
+    /// The session's id has begun another life: the root alone is left of the tree, and the new
+    /// stream is read from what it holds.
+    Restarted,
     /// The replay is done.
     CaughtUp,
     /// The stream was dropped and is opened again after the wait.
@@ -115,6 +120,8 @@ pub struct Follower {
     told: VecDeque<FollowerEvent>,
     last: Option<FollowerEvent>,
     failures: u32,
+    /// How often the log was found trimmed; a read of the root from before does not count.
+    truncations: u64,
     phase: Phase,
 }
 
@@ -131,6 +138,7 @@ enum Phase {
 /// A snapshot that was read, or not; and whether the session had ended before.
 struct Read {
     node: usize,
+    truncations: u64,
     result: Result<(SnapshotResponse, bool), TransportError>,
 }
 
@@ -158,6 +166,7 @@ impl Follower {
             told: VecDeque::new(),
             last: None,
             failures: 0,
+            truncations: 0,
             phase: Phase::New,
         };
         follower.add(session, agent_type, None, None, false);
@@ -226,11 +235,11 @@ impl Follower {
         let (snapshot, ended) = read.result?;
         if let Some(root) = self.nodes.first_mut() {
             root.document.baseline(&snapshot, ended);
-            self.cursor = match self.from {
-                // A document leaves alone what its baseline covers, so all that is kept may be read.
-                Replay::Log => Position::At(snapshot.oldest_retained_sequence.saturating_sub(1)),
-                Replay::Baseline => root.document.attach_at(),
-            };
+            self.cursor = root.document.attach_at();
+        }
+        if self.from == Replay::Log {
+            self.read_from_floor(snapshot.oldest_retained_sequence);
+            self.mind_hole(&snapshot);
         }
         self.stream = StreamId::parse(&snapshot.stream_id).ok();
         self.phase = Phase::Following;
@@ -437,19 +446,42 @@ impl Follower {
         };
     }
 
-    /// The cursor is not in the log any more: a new baseline, and on from what the log still holds.
+    /// The cursor is not in the log any more: a new baseline, and on from what the log still holds,
+    /// which may announce sessions. A document leaves alone what it has or what is void.
     async fn truncated(&mut self, error: ErrorFrame) -> Result<(), TransportError> {
         self.frames = None;
+        // A read of the root that is under way may be older than what is told here.
+        self.truncations = self.truncations.wrapping_add(1);
+        let told = match (error.floor, error.stream_id.clone()) {
+            (Some(floor), Some(stream)) => Some((stream, floor)),
+            _ => None,
+        };
         if let Some(root) = self.nodes.first_mut() {
+            root.document.no_snapshot();
             root.document.observe_end(&Frame::Error(error));
         }
         self.told.push_back(FollowerEvent::Document(0));
-        let (snapshot, ended) = self.read(0).await.result?;
-        if let Some(root) = self.nodes.first_mut() {
-            root.document.baseline(&snapshot, ended);
-            self.cursor = root.document.attach_at();
+        if let Some(before) = self.failures.checked_sub(1) {
+            self.runtime.sleep(doubled(self.backoff, before)).await;
         }
-        self.stream = StreamId::parse(&snapshot.stream_id).ok();
+        self.failures = self.failures.saturating_add(1);
+        let (snapshot, ended) = match self.read(0).await.result {
+            Ok(read) => read,
+            Err(error) => return self.dropped(error).await,
+        };
+        if let Some(root) = self.nodes.first_mut() {
+            let _ = root.document.take_request();
+            root.document.baseline(&snapshot, ended);
+        }
+        if self.is_another_life(&snapshot) {
+            self.restart(&snapshot);
+        }
+        let floor = told
+            .filter(|(stream, _)| *stream == snapshot.stream_id)
+            .map_or(0, |(_, floor)| floor)
+            .max(snapshot.oldest_retained_sequence);
+        self.read_from_floor(floor);
+        self.mind_hole(&snapshot);
         self.told.push_back(FollowerEvent::Document(0));
         Ok(())
     }
@@ -472,6 +504,9 @@ impl Follower {
     }
 
     fn arrived(&mut self, read: Read) {
+        if read.node == 0 && read.truncations != self.truncations {
+            return;
+        }
         let Some(node) = self.nodes.get_mut(read.node) else {
             return;
         };
@@ -479,12 +514,8 @@ impl Follower {
             Ok((snapshot, ended)) => {
                 node.document.baseline(&snapshot, ended);
                 self.told.push_back(FollowerEvent::Document(read.node));
-                let at = node.document.attach_at().sequence();
-                let read_to = self.cursor.sequence();
-                if read.node == 0 && self.last.is_none() && at.is_some() && at < read_to {
-                    // What came while the document was stale is read again, behind the new baseline.
-                    self.cursor = node.document.attach_at();
-                    self.frames = None;
+                if read.node == 0 && self.last.is_none() {
+                    self.rebased(&snapshot);
                 }
             }
             Err(error) => {
@@ -501,7 +532,7 @@ impl Follower {
     /// between is read with a position.
     fn read(&self, place: usize) -> LocalBoxFuture<'static, Read> {
         let runtime = Rc::clone(&self.runtime);
-        let backoff = self.backoff;
+        let (backoff, truncations) = (self.backoff, self.truncations);
         let node = self.nodes.get(place).map(|node| {
             let transport = (self.routes)(&node.agent_type);
             (node.session.clone(), node.succeeded.is_some(), transport)
@@ -511,6 +542,7 @@ impl Follower {
                 let error = TransportError::Malformed("no such node".into());
                 return Read {
                     node: place,
+                    truncations,
                     result: Err(error),
                 };
             };
@@ -530,6 +562,7 @@ impl Follower {
                     result => {
                         return Read {
                             node: place,
+                            truncations,
                             result,
                         };
                     }
@@ -541,6 +574,10 @@ impl Follower {
 
 fn wait(backoff: Duration, failures: u32, error: &TransportError) -> Duration {
     let asked = error.retry_after().map_or(0, u64::from);
+    doubled(backoff, failures).max(Duration::from_secs(asked))
+}
+
+fn doubled(backoff: Duration, failures: u32) -> Duration {
     let doubled = backoff.saturating_mul(2u32.saturating_pow(failures));
-    doubled.min(LONGEST_WAIT).max(Duration::from_secs(asked))
+    doubled.min(LONGEST_WAIT)
 }

@@ -36,6 +36,8 @@ export type FollowerEvent =
   | { kind: "document"; node: Node }
   /** A session was announced. */
   | { kind: "node"; node: Node }
+  /** The session's id has begun another life: the root alone is left of the tree, and the new stream is read from what it holds. */
+  | { kind: "restarted" }
   /** The replay is done. */
   | { kind: "caught_up" }
   /** The stream was dropped and is opened again after `wait` milliseconds. */
@@ -75,6 +77,8 @@ export class Follower {
   readonly #options: Required<FollowerOptions>;
   readonly #nodes = new Map<string, Node>();
   #streamId: string | undefined;
+  /** The stream of the root's baselines. */
+  #life: string | undefined;
   #cursor = -1;
   #failures = 0;
   /** The reads under way, each by its number: another number's arrival is of a read that no longer counts. */
@@ -142,13 +146,17 @@ export class Follower {
   /** The first baseline. Without it there is nothing to follow. */
   async *#baseline(signal: AbortSignal): AsyncGenerator<FollowerEvent, void, void> {
     const { document } = this.root;
-    document.takeRequest();
     const { snapshot, ended } = await this.#snapshot(this.root, signal);
+    document.takeRequest();
     document.baseline(snapshot, ended);
+    if (this.#isAnotherLife(snapshot)) yield this.#restart();
     this.#streamId = snapshot.streamId;
-    // A document leaves alone what its baseline covers, so the log may be read from its floor on.
-    const floor = Math.max(snapshot.oldestRetainedSequence - 1, 0);
-    this.#cursor = this.#options.from === "log" ? floor : document.attachAt;
+    this.#life = snapshot.streamId;
+    this.#cursor = document.attachAt;
+    if (this.#options.from === "log") {
+      this.#readFromFloor(snapshot.oldestRetainedSequence);
+      this.#mindHole(snapshot);
+    }
     yield { kind: "node", node: this.root };
     yield { kind: "document", node: this.root };
   }
@@ -179,7 +187,11 @@ export class Follower {
           if (this.#reading.get(arrived.node) !== arrived.number) continue;
           this.#reading.delete(arrived.node);
           yield this.#arrived(arrived);
-          if (arrived.kind === "read" && arrived.node === this.root && !last && this.#isToBeReadAgain(arrived.read.snapshot)) {
+          if (arrived.kind === "unread" || arrived.node !== this.root || last) continue;
+          const cursor = this.#cursor;
+          const isRestarted = this.#isAnotherLife(arrived.read.snapshot);
+          yield* this.#rebased(arrived.read.snapshot);
+          if (isRestarted || this.#cursor < cursor) {
             yield "reattach";
             return;
           }
@@ -218,28 +230,76 @@ export class Follower {
     return { kind: "no_snapshot", node, error: asError(arrived.error) };
   }
 
-  /** Whether what came while the root's document was stale is to be read again, behind the new baseline. */
-  #isToBeReadAgain(_: Snapshot): boolean {
+  /** The root has a new baseline while its stream is read. */
+  *#rebased(snapshot: Snapshot): Generator<FollowerEvent> {
+    if (this.#isAnotherLife(snapshot)) {
+      yield this.#restart();
+      this.#life = this.#streamId = snapshot.streamId;
+      this.#readFromFloor(snapshot.oldestRetainedSequence);
+    }
+    const isHoled = this.#isHoled(snapshot);
+    if (this.#mindHole(snapshot)) yield { kind: "document", node: this.root };
     const { attachAt } = this.root.document;
-    if (attachAt < 0 || attachAt >= this.#cursor) return false;
-    this.#cursor = attachAt;
-    return true;
+    // What came while the document was stale is read again, behind the new baseline.
+    if (!isHoled && attachAt >= 0 && attachAt < this.#cursor) this.#cursor = attachAt;
   }
 
-  /** The cursor is not in the log any more: a new baseline, and on from what the log still holds. */
+  /**
+   * The cursor is not in the log any more: a new baseline, and on from what the log still holds, which may announce
+   * sessions. A document leaves alone what it has or what is void.
+   */
   async *#truncated(error: ErrorFrame, signal: AbortSignal): AsyncGenerator<FollowerEvent, void, void> {
+    const { document } = this.root;
     // One that was under way may be older than what is told here.
     this.#forgetRead(this.root);
-    this.root.document.observeError(error);
-    this.#streamId = undefined;
+    document.observeError(error);
     yield { kind: "document", node: this.root };
-    this.root.document.takeRequest();
+    if (this.#failures > 0) await sleep(this.#wait(this.#failures - 1, error), signal);
+    this.#failures += 1;
     const { snapshot, ended } = await this.#snapshot(this.root, signal);
-    this.root.document.baseline(snapshot, ended);
-    this.#streamId = snapshot.streamId;
-    const { attachAt } = this.root.document;
-    this.#cursor = attachAt >= 0 ? attachAt : -1;
+    document.takeRequest();
+    document.baseline(snapshot, ended);
+    if (this.#isAnotherLife(snapshot)) yield this.#restart();
+    this.#life = this.#streamId = snapshot.streamId;
+    const told = error.streamId === snapshot.streamId ? (error.floor ?? 0) : 0;
+    this.#readFromFloor(Math.max(told, snapshot.oldestRetainedSequence));
+    this.#mindHole(snapshot);
     yield { kind: "document", node: this.root };
+  }
+
+  #isAnotherLife({ streamId }: Snapshot): boolean {
+    return this.#life !== undefined && this.#life !== streamId;
+  }
+
+  /** Nothing but the root is left of the life before; its snapshots may still come. */
+  #restart(): FollowerEvent {
+    for (const [session, node] of this.#nodes) {
+      if (node === this.root) continue;
+      this.#nodes.delete(session);
+      this.#reading.delete(node);
+    }
+    return { kind: "restarted" };
+  }
+
+  /** The log is read from its first chunk that is kept. */
+  #readFromFloor(floor: number): void {
+    this.#cursor = Math.max(floor - 1, 0);
+  }
+
+  /** Whether the log no longer holds all that follows the root's baseline. */
+  #isHoled({ oldestRetainedSequence }: Snapshot): boolean {
+    const { attachAt } = this.root.document;
+    return attachAt >= 0 && attachAt + 1 < oldestRetainedSequence;
+  }
+
+  /** Where it does not, ordinals tell what is missing. Without them the document waits for its next boundary. */
+  #mindHole(snapshot: Snapshot): boolean {
+    const { document } = this.root;
+    if (snapshot.patchOrdinal !== undefined || !this.#isHoled(snapshot)) return false;
+    document.observeError({ code: "TRUNCATED", error: "What follows the baseline is not in the log.", recoverable: false });
+    document.takeRequest();
+    document.noSnapshot();
+    return true;
   }
 
   *#take(frame: Frame): Generator<FollowerEvent> {

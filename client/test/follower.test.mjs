@@ -23,12 +23,12 @@ function snapshotAt(streamSequence, rest = {}) {
 /** The promise of an abort, for answers that never come. */
 const aborted = (signal) => new Promise((_, reject) => signal.addEventListener("abort", () => reject(new Error("aborted"))));
 
-/** Follows until the end or until `until` says so; gives what was told. */
-async function follow(source, until = () => false) {
+/** Follows until the end, until `until` says so, or for so long; gives what was told. */
+async function follow(source, until = () => false, milliseconds = 5_000) {
   const follower = new Follower({ hasEnded: async () => false, ...source }, { session: SESSION, agentType: "t" }, { backoff: 1 });
   const stop = new AbortController();
   const events = [];
-  for await (const event of follower.follow(AbortSignal.any([stop.signal, AbortSignal.timeout(5_000)]))) {
+  for await (const event of follower.follow(AbortSignal.any([stop.signal, AbortSignal.timeout(milliseconds)]))) {
     events.push(event.kind === "document" ? { ...event, status: event.node.document.status } : event);
     if (until(event, follower)) stop.abort();
   }
@@ -111,4 +111,127 @@ test("a tree has a bound", async () => {
   });
   assert.equal(follower.nodes.length, 1024);
   assert.equal(events.filter(({ kind }) => kind === "chunk").length, 2_000);
+});
+
+/** A source of answers that are written down: its streams and snapshots in order, the last one again and again. */
+function script(streams, snapshots) {
+  const attached = [];
+  let read = 0;
+  return {
+    attached,
+    get read() {
+      return read;
+    },
+    async stream(_, from, streamId, signal) {
+      attached.push(`${from}@${streamId}`);
+      const told = streams[Math.min(attached.length, streams.length) - 1];
+      return {
+        streamId,
+        frames: (async function* () {
+          yield* told;
+          await aborted(signal);
+        })(),
+      };
+    },
+    async snapshot({ session }) {
+      if (session !== SESSION) return snapshotAt(0, { sessionId: session, streamId: "st_child" });
+      read += 1;
+      return snapshots[Math.min(read, snapshots.length) - 1];
+    },
+  };
+}
+
+const dropped = { kind: "error", error: { code: "INTERNAL", error: "x", recoverable: true } };
+const truncated = (floor, streamId) => ({ kind: "error", error: { code: "TRUNCATED", error: "gone", recoverable: false, floor, streamId } });
+const caughtUp = { kind: "caught_up", sequence: 9 };
+const isCaughtUp = ({ kind }) => kind === "caught_up";
+const sequences = (events) => events.filter(({ kind }) => kind === "chunk").map(({ sequence }) => sequence);
+const sessions = ({ nodes }) => nodes.map(({ session }) => session);
+
+test("behind a trimmed log what it still holds is read", async () => {
+  const patched = (sequence, base, ordinal) =>
+    said(sequence, { type: "state_patch", patches: [{ op: "add", path: "/n", value: sequence }], patchBase: base, patchOrdinal: ordinal });
+  const source = script(
+    [[announced(1, "a"), dropped], [truncated(5, "st_1")], [announced(5, "b"), patched(6, 1, 2), patched(9, 3, 4), caughtUp]],
+    [snapshotAt(0), snapshotAt(8, { oldestRetainedSequence: 5, patchOrdinal: 3, stepCount: 1 })],
+  );
+  const { follower, events } = await follow(source, isCaughtUp);
+  assert.deepEqual(sequences(events), [1, 5, 6, 9]);
+  assert.deepEqual(source.attached, ["0@st_1", "1@st_1", "4@st_1"]);
+  assert.deepEqual(sessions(follower), ["s", "a", "b"]);
+  // What the baseline covers is left alone, what follows it is applied.
+  assert.deepEqual([follower.root.document.status, follower.root.document.state], [{ kind: "in_step" }, { n: 9 }]);
+});
+
+test("what a discard voided stays void when it is read again behind a trimmed log", async () => {
+  const discarded = said(7, { type: "step_discarded", stepCount: 1, fromSequence: 4 });
+  const after = said(8, { type: "state_patch", patches: [{ op: "add", path: "/after", value: 8 }], patchBase: 0, patchOrdinal: 3 });
+  const source = script(
+    [[patch(5, 1), patch(6, 2), discarded, dropped], [truncated(5, "st_1")], [patch(5, 1), patch(6, 2), discarded, after, caughtUp]],
+    [snapshotAt(4), snapshotAt(4, { oldestRetainedSequence: 5 })],
+  );
+  const { follower } = await follow(source, isCaughtUp);
+  assert.equal(source.attached.at(-1), "4@st_1");
+  assert.deepEqual([follower.root.document.status, follower.root.document.state], [{ kind: "in_step" }, { after: 8 }]);
+});
+
+test("a snapshot of the life before that comes late is none", async () => {
+  const isCaught = Promise.withResolvers();
+  const source = script(
+    [[announced(1, "a"), said(3, { type: "step_discarded", stepCount: 1, fromSequence: 1 }), dropped], [truncated(0, "st_2")], [announced(1, "b"), caughtUp, announced(2, "c")]],
+    [snapshotAt(0), snapshotAt(2), snapshotAt(1, { streamId: "st_2", stepCount: 1 })],
+  );
+  const { snapshot } = source;
+  source.snapshot = async (address, signal) => {
+    const answer = await snapshot(address);
+    // The one that the discard asked for.
+    if (address.session === SESSION && source.read === 2) await Promise.race([isCaught.promise, aborted(signal)]);
+    return answer;
+  };
+  const { follower } = await follow(source, (event) => {
+    if (isCaughtUp(event)) isCaught.resolve();
+    return event.kind === "document" && event.node.session === "c";
+  });
+  assert.deepEqual(follower.root.document.status, { kind: "exact", step: 1 });
+  assert.deepEqual(sessions(follower), ["s", "b", "c"]);
+});
+
+for (const [how, second] of Object.entries({
+  "told by the stream": [truncated(0, "st_2")],
+  // It is told by a snapshot that is read for another reason.
+  "found in a snapshot": [said(3, { type: "step_discarded", stepCount: 1, fromSequence: 1 })],
+})) {
+  test(`another life of the session has a tree of its own and is read from its beginning: ${how}`, async () => {
+    const source = script(
+      [[announced(1, "a"), announced(2, "b"), dropped], second, [announced(1, "b"), announced(2, "c"), caughtUp]],
+      [snapshotAt(0), snapshotAt(2, { streamId: "st_2", stepCount: 1 })],
+    );
+    const left = [];
+    const { follower, events } = await follow(source, (event, follower) => {
+      if (event.kind === "restarted") left.push(sessions(follower));
+      return isCaughtUp(event);
+    });
+    assert.deepEqual(left, [["s"]]);
+    assert.deepEqual(sequences(events).slice(-2), [1, 2]);
+    assert.equal(source.attached.at(-1), "0@st_2");
+    assert.deepEqual(sessions(follower), ["s", "b", "c"]);
+    assert.deepEqual(follower.root.document.status, { kind: "exact", step: 1 });
+  });
+}
+
+test("a step longer than the log is no reason to ask again and again", async () => {
+  for (const ordinals of [true, false]) {
+    const numbered = (n) => (ordinals ? { patchBase: n, patchOrdinal: n + 1 } : {});
+    const long = Array.from({ length: 40 }, (_, n) =>
+      said(50 + n, { type: "state_patch", patches: [{ op: "add", path: "/n", value: n }], ...numbered(50 + n) }),
+    );
+    const source = script([[truncated(50, "st_1")], [...long, caughtUp]], [snapshotAt(1, { oldestRetainedSequence: 50, patchOrdinal: ordinals ? 0 : undefined })]);
+    // For as long as it takes to ask many times more.
+    const { follower } = await follow(source, undefined, 200);
+    const { status, state } = follower.root.document;
+    assert.equal(status.kind, "stale");
+    assert.deepEqual(state, {}, "nothing on a baseline with a hole");
+    assert.equal(source.attached.length, 2, `with ordinals: ${ordinals}`);
+    assert.ok(source.read <= 3, `${source.read} snapshots`);
+  }
 });

@@ -90,6 +90,10 @@ async function follow(api: Api, session: string, signal: AbortSignal): Promise<v
   try {
     for await (const event of follower.follow(signal)) {
       if (event.kind === "node") tree.node(event.node);
+      else if (event.kind === "restarted") {
+        tree.reset(follower);
+        tree.node(follower.root);
+      }
       else if (event.kind === "chunk") {
         tree.chunk(event.chunk);
         if (event.chunk.agentId === session && SPOKEN.has(event.chunk.type)) void conversation.readOn().catch((error: unknown) => signal.aborted || fail(error));

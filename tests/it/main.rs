@@ -18,6 +18,7 @@ mod examples;
 mod faults;
 mod flush;
 mod follower;
+mod follower_script;
 mod history;
 mod hooks;
 mod hops;
