@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
+import fastJsonPatch from "fast-json-patch";
 import { Follower, httpSource } from "../../client/src/index.ts";
 import { research } from "./support/documents.mjs";
 import { newSession, startWorld } from "./support/world.mjs";
@@ -66,6 +67,27 @@ function plain(follower) {
   return Object.fromEntries(nodes.sort(([a], [b]) => (a < b ? -1 : 1)));
 }
 
+/** The whole log of a session, as it is read by nobody's documents. */
+async function logOf(session) {
+  const { frames } = await source(session).stream({ session, agentType: "writer" }, 0, undefined, AbortSignal.timeout(60_000));
+  const log = [];
+  for await (const frame of frames) if (frame.kind === "chunk") log.push(frame.chunk);
+  return log;
+}
+
+/** The committed states behind a snapshot, by step: each patch of the log as it comes, by another implementation. */
+function judged(log, { sessionId, state, stepCount, patchOrdinal }) {
+  const states = new Map([[stepCount, state]]);
+  let folded = structuredClone(state);
+  for (const chunk of log) {
+    if (chunk.agentId !== sessionId || chunk.patchOrdinal <= patchOrdinal) continue;
+    if (chunk.type === "state_patch") folded = fastJsonPatch.applyPatch(folded, structuredClone(chunk.patches), true).newDocument;
+    if (chunk.type === "step_committed") states.set(chunk.stepCount, structuredClone(folded));
+    assert.notEqual(chunk.type, "step_discarded", "nothing disturbs this job");
+  }
+  return { states, last: folded };
+}
+
 describe("a follower", () => {
   test("rebuilds the tree, whenever it joins and however often it is cut", async () => {
     const { documents, topic } = research(5);
@@ -115,6 +137,51 @@ describe("a follower", () => {
       }
     }
     assert.ok(compared > 3, `${compared} states were compared`);
+  });
+
+  test("every exact document is what an independent judge folds, and what each snapshot says", async () => {
+    const { documents, topic } = research(4);
+    const session = newSession("judged");
+    assert.equal((await world.writer.start({ sessionId: session, message: topic, state: { documents } })).status, 200);
+    const snapshots = [];
+    const plain = source(session);
+    const read = async (...asked) => {
+      const snapshot = await plain.snapshot(...asked);
+      snapshots.push(structuredClone(snapshot));
+      return snapshot;
+    };
+    // Beside those that the follower reads, one at each step of each session.
+    const more = [];
+    const { follower, boundaries, end } = await follow({ ...plain, snapshot: read }, session, (event, { nodes }) => {
+      if (event.kind !== "chunk" || event.chunk.type !== "step_committed") return;
+      const node = nodes.find(({ session }) => session === event.chunk.agentId);
+      if (node) more.push(read(node, AbortSignal.timeout(60_000)));
+    });
+    await Promise.all(more);
+    assert.equal(end.end.status, "completed");
+
+    const log = await logOf(session);
+    let [exact, pinned] = [0, 0];
+    for (const { session, document } of follower.nodes) {
+      const own = snapshots.filter(({ sessionId }) => sessionId === session);
+      const known = own.filter(({ streamSequence }) => streamSequence >= 0).sort((a, b) => a.patchOrdinal - b.patchOrdinal);
+      if (known.length === 0) continue;
+      const { states, last } = judged(log, known[0]);
+      for (const { stepCount, state } of known) {
+        assert.deepEqual(states.get(stepCount), state, `${session}: the snapshot at step ${stepCount}`);
+        pinned += 1;
+      }
+      for (const [key, seen] of boundaries) {
+        const [whose, step] = key.split(" ");
+        if (whose !== session) continue;
+        for (const state of seen) assert.deepEqual(state, states.get(Number(step)), `${session}: exact at step ${step}`);
+        exact += seen.length;
+      }
+      assert.deepEqual(document.state, last, `${session}: at its end`);
+    }
+    assert.ok(exact >= 6, `${exact} exact states`);
+    assert.ok(pinned >= 3, `${pinned} snapshots with a position`);
+    console.log(`${exact} exact states, ${pinned} snapshots with a position of ${snapshots.length}`);
   });
 
   test("a session that is not there is said so at once", async () => {
