@@ -97,29 +97,21 @@ async function start(session, { documents, topic }) {
   assert.equal(status, 200, text);
 }
 
-/** The status of each agent, as its card shows it. */
-function statuses(tree) {
-  return Object.fromEntries(Object.entries(tree).map(([id, { labels }]) => [id, labels[0]]));
-}
-
-/** Waits until every tab shows the statuses, places and states that the tree route tells, and all the same. */
+/** Waits until every tab shows the agents, places, statuses and states that the tree route tells, and all the same labels. */
 async function showTheTree(tabs, session) {
   const told = nodesOf((await world.writer.tree(session)).json);
-  const expected = Object.fromEntries(told.map(({ sessionId, status }) => [sessionId, status]));
-  for (const tab of tabs) {
-    let last;
-    await eventually("the page shows each agent's own status", async () => {
-      last = statuses(await shown(tab));
-      return isDeepStrictEqual(last, expected) ? true : undefined;
-    }).catch(() => assert.deepEqual(last, expected));
-  }
-  const trees = await Promise.all(tabs.map(shown));
-  for (const tree of trees) {
-    assert.deepEqual(tree, trees[0]);
-    const cards = Object.entries(tree).map(([id, { parent, state }]) => [id, { parent, state }]);
-    assert.deepEqual(Object.fromEntries(cards), Object.fromEntries(told.map(({ sessionId, parent, state }) => [sessionId, { parent, state: written(state) }])));
-  }
-  return expected;
+  const expected = Object.fromEntries(told.map(({ sessionId, parent, status, state }) => [sessionId, { parent, status, state: written(state) }]));
+  const seen = (tree) => Object.fromEntries(Object.entries(tree).map(([id, { parent, labels, state }]) => [id, { parent, status: labels[0], state }]));
+  let trees;
+  const isShown = async () => {
+    trees = await Promise.all(tabs.map(shown));
+    return trees.every((tree) => isDeepStrictEqual(seen(tree), expected) && isDeepStrictEqual(tree, trees[0])) || undefined;
+  };
+  await eventually("every tab shows the tree", isShown, 20).catch(() => {
+    for (const tree of trees) assert.deepEqual(seen(tree), expected);
+    for (const tree of trees) assert.deepEqual(tree, trees[0]);
+  });
+  return Object.fromEntries(told.map(({ sessionId, status }) => [sessionId, status]));
 }
 
 /** The tree of a finished job as the service has it. */
