@@ -1,6 +1,8 @@
 // What the page asks of the service besides the stream.
 
 const AGENT = "/agents/writer";
+/** Milliseconds before a request is tried again, one after the other. */
+const WAITS = [250, 750, 2_000];
 
 export interface Source {
   id: string;
@@ -21,6 +23,19 @@ export interface Page {
   streamId: string;
   messages: Said[];
   next?: number;
+}
+
+/** How a session stands. */
+export interface Standing {
+  status: string;
+  runId?: string;
+}
+
+/** A node of the tree route, as far as the page reads it. */
+export interface TreeNode {
+  sessionId: string;
+  status?: string;
+  children: TreeNode[];
 }
 
 /** A refusal, as the service words it. */
@@ -64,6 +79,15 @@ export class Api {
     return (answer as { rollup?: unknown }).rollup;
   }
 
+  async status(sessionId: string): Promise<Standing> {
+    return (await this.#send(`${AGENT}/status?${new URLSearchParams({ sessionId })}`, {})) as Standing;
+  }
+
+  /** The sessions of the tree, each with its own status. */
+  async tree(sessionId: string): Promise<TreeNode> {
+    return (await this.#send(`${AGENT}/tree?${new URLSearchParams({ sessionId })}`, {})) as TreeNode;
+  }
+
   /** The messages behind `after`, as many as come at once. */
   async messages(sessionId: string, after: number): Promise<Page> {
     const query = new URLSearchParams({ sessionId, after: String(after) });
@@ -90,10 +114,27 @@ export class Api {
     });
   }
 
+  /** Sends, and tries a few times more what did not come or broke off: a request that changes something has a key. */
   async #send(path: string, init: RequestInit): Promise<unknown> {
-    const response = await fetch(path, { ...init, headers: { ...init.headers, ...this.headers() }, cache: "no-store", redirect: "error" });
-    const answer = (await response.json().catch(() => ({}))) as { code?: string; error?: string };
-    if (!response.ok) throw new Refusal(response.status, answer.code ?? "", answer.error ?? `The service answered with ${response.status}.`);
+    for (const wait of WAITS) {
+      try {
+        return await this.#once(path, init);
+      } catch (error) {
+        const isRefused = error instanceof Refusal && error.status < 500 && error.status !== 429;
+        if (isRefused) throw error;
+      }
+      await new Promise((resolve) => setTimeout(resolve, wait));
+    }
+    return this.#once(path, init);
+  }
+
+  async #once(path: string, init: RequestInit): Promise<unknown> {
+    const response = await fetch(path, { ...init, headers: { ...init.headers, ...this.headers() }, cache: "no-store", redirect: "error" }).catch(() => {
+      throw new Error("The service cannot be reached.");
+    });
+    const answer = (await response.json().catch(() => undefined)) as { code?: string; error?: string } | undefined;
+    if (!response.ok) throw new Refusal(response.status, answer?.code ?? "", answer?.error ?? `The service answered with ${response.status}.`);
+    if (answer === undefined) throw new Error("The service's answer broke off.");
     return answer;
   }
 }

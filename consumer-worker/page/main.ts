@@ -5,13 +5,20 @@ import { Follower, httpSource, SourceError, type FollowerEvent, type Json } from
 import { Api, Refusal, type Source } from "./api.ts";
 import { Conversation } from "./conversation.ts";
 import { byId, el, setText } from "./dom.ts";
-import { drawReport } from "./report.ts";
+import { drawReport, openDocument } from "./report.ts";
+import { anotherRun } from "./runs.ts";
 import { Tree } from "./tree.ts";
+import { Usage } from "./usage.ts";
 
 const KEY = "remote-agents-key";
 const AGENT_TYPE = "writer";
 /** Chunks of the writer behind which its conversation is longer. */
 const SPOKEN = new Set(["run_started", "run_resumed", "step_committed"]);
+/** Chunks behind which the tree has cost more. */
+const COSTLY = new Set(["step_committed", "subagent_end"]);
+/** How often the statuses of agents that come to their end are read, with a second between. */
+const STATUS_READS = 10;
+const BUSY = "The agents are still at work. Your message is kept: it can be sent when they are done.";
 
 const notice = byId("notice");
 const tree = new Tree(byId("tree"));
@@ -20,10 +27,17 @@ const stop = byId<HTMLButtonElement>("stop");
 const goOn = byId<HTMLButtonElement>("go-on");
 const messageForm = byId<HTMLFormElement>("message-form");
 const message = byId<HTMLTextAreaElement>("message");
+const sendMessage = byId<HTMLButtonElement>("send-message");
 
 let api: Api | undefined;
 let documents: Source[] = [];
 let following = new AbortController();
+/** The job that is shown. */
+let shown: string | undefined;
+/** A message was refused because the agents are at work. */
+let isWaiting = false;
+/** What is said of a reading that failed: it is taken back when the line is there again. */
+let unread = "";
 
 function say(text: string): void {
   setText(notice, text);
@@ -37,11 +51,20 @@ function show(face: "key-form" | "job-form" | "job"): void {
 }
 
 function sessionOfAddress(): string | undefined {
-  return new URLSearchParams(location.hash.slice(1)).get("session") ?? undefined;
+  return new URLSearchParams(location.hash.slice(1)).get("session") || undefined;
+}
+
+/** The document that the address leads to, if there is such a one in the report. */
+function openAddressed(): void {
+  const document = new URLSearchParams(location.hash.slice(1)).get("document");
+  if (document !== null) openDocument(document);
 }
 
 function route(): void {
   following.abort();
+  say("");
+  shown = undefined;
+  isWaiting = false;
   const key = sessionStorage.getItem(KEY);
   if (key === null) {
     show("key-form");
@@ -53,11 +76,35 @@ function route(): void {
   if (session === undefined) {
     show("job-form");
     byId("topic").focus();
-  } else {
-    show("job");
-    following = new AbortController();
-    void follow(api, session, following.signal);
+    return;
   }
+  const isFromForm = ["key-form", "job-form"].some((id) => !byId(id).hidden);
+  show("job");
+  // What had the focus is not seen any more.
+  if (isFromForm) byId("job-title").focus();
+  shown = session;
+  message.value = sessionStorage.getItem(draftOf(session)) ?? "";
+  setText(byId("usage"), "");
+  conversation.reset(api, session);
+  attach(api, session);
+}
+
+/** Follows the job from its log on, in place of what was followed. */
+function attach(api: Api, session: string): void {
+  following.abort();
+  following = new AbortController();
+  void follow(api, session, following.signal);
+}
+
+/** Where a message that is not sent yet is kept over a reload. */
+function draftOf(session: string): string {
+  return `remote-agents-draft ${session}`;
+}
+
+function keepDraft(): void {
+  if (shown === undefined) return;
+  if (message.value === "") sessionStorage.removeItem(draftOf(shown));
+  else sessionStorage.setItem(draftOf(shown), message.value);
 }
 
 function forgetKey(): void {
@@ -73,20 +120,49 @@ function fail(error: unknown): void {
   say(texts[status] ?? (error instanceof Error ? error.message : String(error)));
 }
 
+/** Tells that something could not be read, unless nobody looks at it any more. */
+function unreadable(what: string, signal: AbortSignal): (error: unknown) => void {
+  return (error) => {
+    if (signal.aborted) return;
+    fail(error);
+    if (error instanceof Refusal && error.status === 401) return;
+    unread = `${what} could not be read. ${notice.textContent}`;
+    say(unread);
+  };
+}
+
+/** Follows one run after the other until the page leaves the job. */
 async function follow(api: Api, session: string, signal: AbortSignal): Promise<void> {
+  const usage = new Usage(api, session, signal, (text) => setText(byId("usage"), text));
+  try {
+    while (!signal.aborted) {
+      const over = new AbortController();
+      const runId = await followRun(api, session, usage, AbortSignal.any([signal, over.signal]));
+      await anotherRun(api, session, runId, signal);
+      over.abort();
+    }
+  } catch (error) {
+    if (signal.aborted) return;
+    stop.disabled = true;
+    fail(error);
+  }
+}
+
+/** Follows the present run to its end, and tells its id; an empty one where the line failed before. */
+async function followRun(api: Api, session: string, usage: Usage, signal: AbortSignal): Promise<string | undefined> {
   const source = httpSource(session, { headers: () => api.headers(), childSnapshotPath: "/api/child-snapshot" });
   const follower = new Follower(source, { session, agentType: AGENT_TYPE });
   const line = byId("line");
+  const readOn = () => void conversation.readOn().catch(unreadable("The conversation", signal));
   tree.reset(follower);
-  drawReport(byId("report"), undefined, []);
-  conversation.reset(api, session);
+  drawReport(byId("report"), session, undefined, []);
   byId("threads").replaceChildren();
-  setText(byId("usage"), "");
   setText(line, "joining");
   stop.disabled = false;
   goOn.hidden = true;
-  messageForm.hidden = true;
-  say("");
+  sendMessage.disabled = true;
+  messageForm.hidden = message.value === "";
+  say(isWaiting ? BUSY : "");
   try {
     for await (const event of follower.follow(signal)) {
       if (event.kind === "node") tree.node(event.node);
@@ -96,20 +172,42 @@ async function follow(api: Api, session: string, signal: AbortSignal): Promise<v
       }
       else if (event.kind === "chunk") {
         tree.chunk(event.chunk);
-        if (event.chunk.agentId === session && SPOKEN.has(event.chunk.type)) void conversation.readOn().catch((error: unknown) => signal.aborted || fail(error));
-      }
-      else if (event.kind === "document") {
+        if (event.chunk.agentId === session && SPOKEN.has(event.chunk.type)) readOn();
+        if (COSTLY.has(event.chunk.type)) void usage.ask().catch(() => "the reading after the end tells");
+      } else if (event.kind === "document") {
         tree.touch(event.node.session);
         drawThreads(follower);
         if (event.node === follower.root) drawTitle(follower);
       } else drawLine(event, line);
-      if (event.kind === "end" || event.kind === "failed") ended(event, follower);
-      if (event.kind === "end" && event.end.output !== undefined) void drawQuoting(api, session, event.end.output, signal);
+      if (event.kind === "caught_up") {
+        if (notice.textContent === unread) say("");
+        readOn();
+      }
+      if (event.kind === "end" || event.kind === "failed") {
+        ended(event, follower);
+        void drawStatuses(api, session, signal).catch(unreadable("How each agent ended", signal));
+        void usage.ask().catch(unreadable("What the job has cost", signal));
+        if (event.kind === "failed") return event.error.runId;
+        if (event.end.output !== undefined) void drawQuoting(api, session, event.end.output, signal);
+        return event.end.runId;
+      }
     }
   } catch (error) {
-    if (!signal.aborted) fail(error);
+    if (signal.aborted) return "";
+    if (!(error instanceof SourceError) || !error.retryable) throw error;
+    setText(line, "connection lost, trying again");
+    fail(error);
   }
-  if (!signal.aborted) await api.usage(session).then(drawUsage, fail);
+  return "";
+}
+
+/** What each agent's own status is: a call that failed does not tell it. */
+async function drawStatuses(api: Api, session: string, signal: AbortSignal): Promise<void> {
+  for (let read = 0; read < STATUS_READS; read += 1) {
+    const root = await api.tree(session);
+    if (signal.aborted || tree.statuses(root)) return;
+    await new Promise((resolve) => setTimeout(resolve, 1_000));
+  }
 }
 
 function drawLine(event: FollowerEvent, line: HTMLElement): void {
@@ -145,23 +243,25 @@ function ended(event: FollowerEvent, follower: Follower): void {
   const status = event.kind === "end" ? event.end.status : "failed";
   tree.ended(status === "paused" ? "interrupted" : status);
   stop.disabled = true;
+  goOn.disabled = false;
   goOn.hidden = status !== "interrupted" && status !== "failed";
   messageForm.hidden = false;
-  if (event.kind === "failed") say(`The job failed: ${event.error.error}`);
+  sendMessage.disabled = false;
+  const offer = isWaiting ? "The run has ended: your message can be sent now." : "";
+  isWaiting = false;
+  say(event.kind === "failed" ? `The job failed: ${event.error.error} ${offer}` : offer);
   drawTitle(follower);
 }
 
 /** The report, its quotations in the documents that they are from: the service has them, whoever started the job. */
 async function drawQuoting(api: Api, session: string, output: Json, signal: AbortSignal): Promise<void> {
-  const quoted = await api.documents(session).catch(() => []);
-  if (!signal.aborted) drawReport(byId("report"), output, quoted);
-}
-
-function drawUsage(rollup: unknown): void {
-  const usage = rollup as { tokens?: { total?: number }; steps?: number; tools?: { calls?: number }; subAgents?: { calls?: number } } | undefined;
-  const { tokens, steps, tools, subAgents } = usage ?? {};
-  const text = `${tokens?.total ?? 0} tokens, ${steps ?? 0} steps, ${tools?.calls ?? 0} tool calls and ${subAgents?.calls ?? 0} calls of sub-agents, in the whole tree`;
-  setText(byId("usage"), text);
+  const quoted = await api.documents(session).catch((error: unknown) => {
+    unreadable("The documents", signal)(error);
+    return [];
+  });
+  if (signal.aborted) return;
+  drawReport(byId("report"), session, output, quoted);
+  openAddressed();
 }
 
 function drawDocuments(): void {
@@ -191,6 +291,12 @@ async function addFiles(files: Iterable<File>): Promise<void> {
   for (const file of files) addDocument(file.name, await file.text());
 }
 
+function addPasted(): void {
+  const pasted = byId<HTMLTextAreaElement>("pasted");
+  addDocument(pasted.value.trim().split("\n", 1)[0]?.slice(0, 80) || "Pasted text", pasted.value);
+  pasted.value = "";
+}
+
 byId<HTMLFormElement>("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const input = byId<HTMLInputElement>("key");
@@ -206,6 +312,7 @@ byId<HTMLFormElement>("key-form").addEventListener("submit", (event) => {
 byId<HTMLFormElement>("job-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const session = `job-${crypto.randomUUID()}`;
+  addPasted();
   const submit = byId<HTMLFormElement>("job-form").querySelector<HTMLButtonElement>("button[type=submit]");
   if (submit) submit.disabled = true;
   api
@@ -214,42 +321,60 @@ byId<HTMLFormElement>("job-form").addEventListener("submit", (event) => {
     .finally(() => submit && (submit.disabled = false));
 });
 
+message.addEventListener("input", keepDraft);
+
 messageForm.addEventListener("submit", (event) => {
   event.preventDefault();
-  const session = sessionOfAddress();
-  if (!api || session === undefined) return;
-  api.resume(session, message.value).then(
+  const session = shown;
+  // Return in a field may ask for it while the button is off.
+  if (!api || session === undefined || sendMessage.disabled) return;
+  const service = api;
+  sendMessage.disabled = true;
+  service.resume(session, message.value).then(
     () => {
+      sessionStorage.removeItem(draftOf(session));
+      if (session !== shown) return;
       message.value = "";
-      route();
+      attach(service, session);
     },
     (error: unknown) => {
+      if (session !== shown) return;
       // The text stays where it is, so that it can be sent again.
-      fail(error);
-      const isBusy = error instanceof Refusal && error.status === 409;
-      if (isBusy) say("The agents are still at work. Your message is kept: send it again when they are done.");
+      sendMessage.disabled = false;
+      isWaiting = error instanceof Refusal && error.status === 409;
+      if (isWaiting) attach(service, session);
+      else fail(error);
     },
   );
 });
 
 stop.addEventListener("click", () => {
-  const session = sessionOfAddress();
   stop.disabled = true;
-  if (session !== undefined) api?.interrupt(session).catch(fail);
+  if (shown === undefined) return;
+  api?.interrupt(shown).catch((error: unknown) => {
+    stop.disabled = false;
+    fail(error);
+  });
 });
 
 goOn.addEventListener("click", () => {
-  const session = sessionOfAddress();
-  if (session !== undefined) api?.resume(session).then(route, fail);
+  const [service, session] = [api, shown];
+  if (!service || session === undefined) return;
+  goOn.disabled = true;
+  service.resume(session).then(
+    () => session === shown && attach(service, session),
+    (error: unknown) => {
+      goOn.disabled = false;
+      // Somebody else was faster.
+      if (error instanceof Refusal && error.status === 409 && session === shown) attach(service, session);
+      else fail(error);
+    },
+  );
 });
 
 byId("another").addEventListener("click", () => (location.hash = ""));
 byId("forget-key").addEventListener("click", forgetKey);
-byId("add-pasted").addEventListener("click", () => {
-  const pasted = byId<HTMLTextAreaElement>("pasted");
-  addDocument(pasted.value.trim().split("\n", 1)[0]?.slice(0, 80) || "Pasted text", pasted.value);
-  pasted.value = "";
-});
+byId("add-pasted").addEventListener("click", addPasted);
 byId<HTMLInputElement>("files").addEventListener("change", (event) => {
   const input = event.target as HTMLInputElement;
   void addFiles(input.files ?? []).then(() => (input.value = ""), fail);
@@ -265,8 +390,8 @@ for (const type of ["dragover", "dragleave", "drop"]) {
 }
 
 addEventListener("hashchange", () => {
-  // A quotation's anchor is no other job.
-  if (!location.hash.startsWith("#document-")) route();
+  // A quotation leads to a document of the same job.
+  if (shown !== undefined && sessionOfAddress() === shown) openAddressed();
+  else route();
 });
 route();
-

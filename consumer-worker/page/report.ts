@@ -17,7 +17,7 @@ function isReport(output: unknown): output is Report {
 }
 
 /** Draws the report. `documents` are those that the job was started with; others are not shown but for their quotations. */
-export function drawReport(into: HTMLElement, output: Json | undefined, documents: Source[]): void {
+export function drawReport(into: HTMLElement, session: string, output: Json | undefined, documents: Source[]): void {
   into.hidden = output === undefined;
   if (output === undefined) return;
   const title = (text: string) => el("h2", { id: "report-title" }, text);
@@ -25,7 +25,8 @@ export function drawReport(into: HTMLElement, output: Json | undefined, document
     into.replaceChildren(title("Output"), el("pre", {}, typeof output === "string" ? output : JSON.stringify(output, null, 2)));
     return;
   }
-  const anchor = (id: string) => `document-${output.sources.findIndex((source) => source.documentId === id)}`;
+  const place = (id: string) => String(output.sources.findIndex((source) => source.documentId === id));
+  const address = (id: string) => `#${new URLSearchParams({ session, document: place(id) })}`;
   const name = (id: string) => documents.find((document) => document.id === id)?.title ?? id;
   const sections = output.sections.map(({ question, findings }) =>
     el(
@@ -33,7 +34,7 @@ export function drawReport(into: HTMLElement, output: Json | undefined, document
       {},
       el("h3", {}, question),
       ...findings.map(({ documentId, quote }) => {
-        const source = el("a", { href: `#${anchor(documentId)}` }, name(documentId));
+        const source = el("a", { href: address(documentId), "data-document": place(documentId) }, name(documentId));
         return el("blockquote", {}, quote, " ", el("cite", {}, "— ", source));
       }),
       findings.length === 0 && el("p", { class: "quiet" }, "Nothing was found."),
@@ -43,19 +44,24 @@ export function drawReport(into: HTMLElement, output: Json | undefined, document
   const sources = output.sources.map(({ documentId }) => {
     const text = documents.find((document) => document.id === documentId)?.text;
     const body = text === undefined ? el("ul", {}, ...quotes(documentId).map((quote) => el("li", {}, el("mark", {}, quote)))) : marked(text, quotes(documentId));
-    return el("details", { id: anchor(documentId), class: "card" }, el("summary", {}, name(documentId)), body);
+    return el("details", { id: `document-${place(documentId)}`, class: "card" }, el("summary", {}, name(documentId)), body);
   });
   into.replaceChildren(title(output.topic), el("p", {}, output.summary), ...sections, el("h3", {}, "Documents"), ...sources);
   into.onclick = (event) => {
-    // A quotation leads to its document, which opens.
-    const link = event.target instanceof Element ? event.target.closest("a[href^='#document-']") : null;
-    const target = link && document.getElementById(link.getAttribute("href")?.slice(1) ?? "");
-    if (!(target instanceof HTMLDetailsElement)) return;
-    event.preventDefault();
-    target.open = true;
-    target.scrollIntoView();
-    target.querySelector("summary")?.focus();
+    // The address may be there already, and then nothing else would happen.
+    const link = event.target instanceof Element ? event.target.closest<HTMLElement>("a[data-document]") : null;
+    const { ctrlKey, metaKey, shiftKey } = event;
+    if (link?.dataset.document !== undefined && !ctrlKey && !metaKey && !shiftKey) openDocument(link.dataset.document);
   };
+}
+
+/** Opens the document at a place of the report, where a quotation leads to. */
+export function openDocument(place: string): void {
+  const target = document.getElementById(`document-${place}`);
+  if (!(target instanceof HTMLDetailsElement)) return;
+  target.open = true;
+  target.scrollIntoView();
+  target.querySelector("summary")?.focus();
 }
 
 /** The text with its quotations marked. */

@@ -1,6 +1,7 @@
 // The tree of agents, live: one card each, redrawn at most once per frame.
 
 import type { Chunk, Follower, Json, Node as Agent } from "../../client/src/index.ts";
+import type { TreeNode } from "./api.ts";
 import { el, setText } from "./dom.ts";
 
 /** How much of what an agent says is shown, in characters. */
@@ -18,7 +19,8 @@ interface Said {
   text: string;
   steps: number;
   discards: number;
-  run: "running" | "completed" | "interrupted" | "failed" | "";
+  /** The agent's own status, which is another thing than how its call ended. */
+  run: string;
   calls: Map<string, Call>;
   before: Json;
 }
@@ -74,6 +76,13 @@ export class Tree {
       case "subagent_start":
         said.calls.set(text("toolCallId"), { tool: `calls ${text("subAgentType")}`, outcome: "open", error: "" });
         break;
+      case "subagent_end": {
+        const child = this.#of(text("subSessionId"));
+        // Whether a failed call's agent failed, was stopped or is at work yet, it says itself.
+        if (chunk.success === true) child.run = "completed";
+        this.touch(text("subSessionId"));
+        return;
+      }
       case "tool_end":
         if (call) Object.assign(call, { outcome: chunk.success === true ? "success" : "failure", error: text("error") });
         break;
@@ -94,14 +103,19 @@ export class Tree {
     this.touch(chunk.agentId);
   }
 
-  /** The whole is over. */
+  /** The root's run is over. */
   ended(run: "completed" | "interrupted" | "failed"): void {
-    for (const { session, outcome } of this.#follower?.nodes ?? []) {
-      const said = this.#of(session);
-      if (outcome !== undefined) said.run = outcome === "success" ? "completed" : "failed";
-      else if (session === this.#follower?.root.session) said.run = run;
-      this.touch(session);
-    }
+    const root = this.#follower?.root.session;
+    if (root === undefined) return;
+    this.#of(root).run = run;
+    this.touch(root);
+  }
+
+  /** What the service says of each agent; `false` while some of them still come to their end. */
+  statuses({ sessionId, status, children }: TreeNode): boolean {
+    if (status !== undefined) this.#of(sessionId).run = status;
+    this.touch(sessionId);
+    return children.map((child) => this.statuses(child)).every(Boolean) && status !== "running";
   }
 
   touch(session: string): void {
@@ -154,9 +168,11 @@ class Card {
   }
 
   draw(agent: Agent, said: Said): void {
-    const run = agent.outcome === undefined ? said.run : agent.outcome === "success" ? "completed" : "failed";
-    setText(this.#status, run || "waiting");
-    this.#status.className = `pill ${{ running: "running", completed: "good", failed: "bad", interrupted: "warm", "": "" }[run]}`;
+    const isLost = agent.outcome === "failure" && (said.run === "" || said.run === "running");
+    const run = isLost ? "call failed" : said.run || "waiting";
+    setText(this.#status, run);
+    const colours: Record<string, string> = { running: "running", completed: "good", failed: "bad", "call failed": "bad", interrupted: "warm", paused: "warm" };
+    this.#status.className = `pill ${colours[run] ?? ""}`;
     const { status, state } = agent.document;
     const names = { unpinned: "state not pinned", exact: "exact", in_step: "in a step", stale: "state catching up", final: "final" };
     setText(this.#exact, status.kind === "exact" ? `exact at step ${status.step}` : names[status.kind]);

@@ -4,8 +4,10 @@ import assert from "node:assert/strict";
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
+import { isDeepStrictEqual } from "node:util";
 import puppeteer from "puppeteer-core";
 import { ROOT } from "../harness.mjs";
+import { startCuts } from "../test/support/cuts.mjs";
 import { research, slowResearch } from "../test/support/documents.mjs";
 import { send } from "../test/support/http.mjs";
 import { nodesOf } from "../test/support/tree.mjs";
@@ -17,11 +19,14 @@ const SECONDS = 120;
 
 let world;
 let browser;
+/** A line that can be cut, in front of the consumer. */
+let cuts;
 const complaints = [];
 
 before(async () => {
   mkdirSync(PICTURES, { recursive: true });
   world = await startWorld();
+  cuts = await startCuts(world.workers.urls.consumer);
   browser = await puppeteer.launch({
     executablePath: process.env.CHROME?.includes("/") ? process.env.CHROME : await which(process.env.CHROME ?? "chromium"),
     args: ["--no-sandbox", "--disable-dev-shm-usage"],
@@ -29,6 +34,7 @@ before(async () => {
 });
 after(async () => {
   await browser?.close();
+  await cuts?.stop();
   await world?.stop();
 });
 
@@ -38,7 +44,7 @@ async function which(program) {
 }
 
 /** A tab of its own storage, as of another person, with the key in place when `key`. */
-async function open({ session, key = true, context } = {}) {
+async function open({ session, key = true, context, base = world.workers.urls.consumer } = {}) {
   const own = context ?? (await browser.createBrowserContext());
   const tab = await own.newPage();
   tab.on("pageerror", (error) => complaints.push(`error: ${error}`));
@@ -47,9 +53,9 @@ async function open({ session, key = true, context } = {}) {
     // The network's own lines: refused answers and the connection that a test cuts.
     if (message.type() === "error" && !text.startsWith("Failed to load resource")) complaints.push(`console: ${text}`);
   });
-  const { urls, apiKey } = world.workers;
+  const { apiKey } = world.workers;
   if (key) await tab.evaluateOnNewDocument((key) => sessionStorage.setItem("remote-agents-key", key), apiKey);
-  await tab.goto(`${urls.consumer}/${session === undefined ? "" : `#session=${session}`}`);
+  await tab.goto(`${base}/${session === undefined ? "" : `#session=${session}`}`);
   return tab;
 }
 
@@ -89,6 +95,23 @@ const isFinal = () => {
 async function start(session, { documents, topic }) {
   const { status, text } = await world.writer.start({ sessionId: session, message: topic, state: { documents } });
   assert.equal(status, 200, text);
+}
+
+/** Waits until every tab shows the agents, places, statuses and states that the tree route tells, and all the same labels. */
+async function showTheTree(tabs, session) {
+  const told = nodesOf((await world.writer.tree(session)).json);
+  const expected = Object.fromEntries(told.map(({ sessionId, parent, status, state }) => [sessionId, { parent, status, state: written(state) }]));
+  const seen = (tree) => Object.fromEntries(Object.entries(tree).map(([id, { parent, labels, state }]) => [id, { parent, status: labels[0], state }]));
+  let trees;
+  const isShown = async () => {
+    trees = await Promise.all(tabs.map(shown));
+    return trees.every((tree) => isDeepStrictEqual(seen(tree), expected) && isDeepStrictEqual(tree, trees[0])) || undefined;
+  };
+  await eventually("every tab shows the tree", isShown, 20).catch(() => {
+    for (const tree of trees) assert.deepEqual(seen(tree), expected);
+    for (const tree of trees) assert.deepEqual(tree, trees[0]);
+  });
+  return Object.fromEntries(told.map(({ sessionId, status }) => [sessionId, status]));
 }
 
 /** The tree of a finished job as the service has it. */
@@ -163,9 +186,15 @@ describe("the page", () => {
     await tab.$eval("#pasted", (pasted, text) => (pasted.value = text), `A zorblax is a lamp ${script} of brass. Every zorblax burns oil.`);
     await tab.focus("#add-pasted");
     await tab.keyboard.press("Enter");
+    // Not added, and not lost.
+    await tab.$eval("#pasted", (pasted) => (pasted.value = "Another zorblax is a coil."));
     await tab.focus("#job-form > button[type=submit]");
     await tab.keyboard.press("Enter");
     await waitFor(tab, "the end", isLine, "completed");
+    assert.equal(await tab.evaluate(() => document.activeElement.id), "job-title", "the focus goes to the job");
+    const session = await tab.evaluate(() => new URLSearchParams(location.hash.slice(1)).get("session"));
+    const { json } = await send(world.workers.urls.consumer, { path: `/api/documents?sessionId=${session}`, headers: world.workers.authorization });
+    assert.deepEqual(json.documents.map(({ title }) => title).at(-1), "Another zorblax is a coil.");
     await waitFor(tab, "last states", isFinal);
     await waitFor(tab, "the report", () => !document.querySelector("#report").hidden);
     // Read from the service when the job has ended, so it stands there a request later.
@@ -175,7 +204,13 @@ describe("the page", () => {
     assert.equal(await tab.evaluate(() => window.hacked), undefined, "markup is text");
     assert.equal(await tab.$$eval("main script, main img", (found) => found.length), 0);
     await tab.click("#report blockquote a");
-    assert.ok(await tab.$eval("#report details", (details) => details.open), "a quotation leads to its document");
+    assert.equal(await tab.$$eval("#report details[open]", (details) => details.length), 1, "a quotation leads to its document");
+    // Its address leads there as well, in a tab of its own.
+    const other = await open();
+    await other.goto(await tab.$eval("#report blockquote a", ({ href }) => href));
+    await waitFor(other, "the document of the quotation", () => document.querySelector("#report details[open]") !== null);
+    assert.equal(await other.$eval("#job", ({ hidden }) => hidden), false);
+    await other.close();
     assert.ok(!tab.url().includes(world.workers.apiKey), "the key is in no address");
     await tab.screenshot({ path: join(PICTURES, "finished.png"), fullPage: true });
     await tab.close();
@@ -183,26 +218,27 @@ describe("the page", () => {
 
   test("shows the same tree to who joins late, reloads, or loses the network", async () => {
     const session = newSession("watched");
-    const [first, second] = [await open(), await open()];
+    const [first, second] = [await open(), await open({ base: cuts.url })];
     await start(session, slowResearch(3));
     await first.goto(`${world.workers.urls.consumer}/#session=${session}`);
     await waitFor(first, "some agents", hasAgents, 4);
     await first.screenshot({ path: join(PICTURES, "running.png"), fullPage: true });
 
-    await second.goto(`${world.workers.urls.consumer}/#session=${session}`);
+    await second.goto(`${cuts.url}/#session=${session}`);
     await waitFor(second, "the agents that it missed", hasAgents, 4);
-    await second.setOfflineMode(true);
+    cuts.cut();
+    await waitFor(second, "that its connection is lost", isLine, "connection lost, trying again");
     await first.reload();
     await waitFor(first, "the tree again", hasAgents, 4);
-    await second.setOfflineMode(false);
+    cuts.mend();
 
     for (const tab of [first, second]) {
       await waitFor(tab, "the end", isLine, "completed");
       await waitFor(tab, "last states", isFinal);
     }
-    const [one, other] = [await shown(first), await shown(second)];
-    assert.deepEqual(one, other);
-    await assertIsTheTruth(one, session);
+    await showTheTree([first, second], session);
+    await assertIsTheTruth(await shown(first), session);
+    assert.equal(await second.$eval("#notice", (notice) => notice.textContent), "", "nothing is said of a line that is there again");
     const conversation = await conversationOf(session);
     for (const tab of [first, second]) {
       await waitFor(tab, "the whole conversation", hasSaid, conversation.length);
@@ -243,39 +279,127 @@ describe("the page", () => {
     await tab.close();
   });
 
-  test("stops a run, and goes on with it", async () => {
+  test("stops a run and goes on with it, and so does the tab that watches", async () => {
     const session = newSession("stopped");
     await start(session, slowResearch(4));
-    const tab = await open({ session });
-    await waitFor(tab, "the agents", hasAgents, 3);
+    const [tab, watching] = [await open({ session }), await open({ session })];
+    for (const each of [tab, watching]) await waitFor(each, "the agents", hasAgents, 4);
     await tab.click("#stop");
-    await waitFor(tab, "the stop", isLine, "interrupted");
+    for (const each of [tab, watching]) await waitFor(each, "the stop", isLine, "interrupted");
     assert.equal((await world.writer.status(session)).json.status, "interrupted");
+    const stopped = await showTheTree([tab, watching], session);
+    assert.deepEqual(new Set([...Object.values(stopped), "completed"]), new Set(["interrupted", "completed"]), "nobody failed");
     await tab.screenshot({ path: join(PICTURES, "stopped.png"), fullPage: true });
     await tab.waitForSelector("#go-on:not([hidden])");
     await tab.click("#go-on");
-    await waitFor(tab, "the end", isLine, "completed");
+    for (const each of [tab, watching]) await waitFor(each, "the end", isLine, "completed");
     await settled(world.writer, session, "completed");
+    const ended = await showTheTree([tab, watching], session);
+    assert.ok(Object.keys(ended).length > Object.keys(stopped).length, "it went on with other agents");
+    await tab.close();
+    await watching.close();
+  });
+
+  test("shows the next run to a tab that has seen the end of the one before", async () => {
+    const session = newSession("next");
+    await start(session, research(7));
+    const [asking, watching] = [await open({ session }), await open({ session })];
+    for (const tab of [asking, watching]) await waitFor(tab, "the end", isLine, "completed");
+    const before = await conversationOf(session);
+    await asking.type("#message", "And what about brass?");
+    await asking.click("#message-form button");
+    for (const tab of [asking, watching]) {
+      await waitFor(tab, "the follow-up", hasSaid, before.length + 1);
+      await waitFor(tab, "its end", isLine, "completed");
+    }
+    await settled(world.writer, session, "completed");
+    await showTheTree([asking, watching], session);
+    const conversation = await conversationOf(session);
+    for (const tab of [asking, watching]) {
+      await waitFor(tab, "the whole conversation", hasSaid, conversation.length);
+      assert.deepEqual(await spoken(tab), conversation);
+    }
+    await asking.close();
+    await watching.close();
+  });
+
+  test("reads again what broke off, and says what it could not read", async () => {
+    const session = newSession("broken");
+    await start(session, research(11));
+    await settled(world.writer, session, "completed");
+    const conversation = await conversationOf(session);
+    for (const path of ["/usage", "/messages", "/api/documents"]) cuts.breakOff(path, 1);
+    const mended = await open({ session, base: cuts.url });
+    await waitFor(mended, "what the job has cost", () => /^[1-9]\d* tokens/.test(document.querySelector("#usage").textContent));
+    await waitFor(mended, "the conversation", hasSaid, conversation.length);
+    await waitFor(mended, "the whole documents", () => document.querySelector("#report details .said") !== null);
+    assert.deepEqual(["/usage", "/messages", "/api/documents"].map(cuts.left), [0, 0, 0], "each was broken off once");
+    await mended.close();
+
+    const said = { usage: "What the job has cost", messages: "The conversation", documents: "The documents" };
+    const tellsOf = async ([route, what]) => {
+      const job = newSession(route);
+      await start(job, research(12));
+      await settled(world.writer, job, "completed");
+      cuts.breakOff(`/${route}?sessionId=${job}`, Infinity);
+      const tab = await open({ session: job, base: cuts.url });
+      await waitFor(tab, `that ${route} cannot be read`, (what) => document.querySelector("#notice").textContent.startsWith(`${what} could not be read.`), what);
+      await waitFor(tab, "the end", isLine, "completed");
+      if (route === "usage") assert.equal(await tab.$eval("#usage", (usage) => usage.textContent), "", "no number is made up");
+      await tab.close();
+    };
+    await Promise.all(Object.entries(said).map(tellsOf));
+
+    // A start whose answer breaks off is sent again under its key, and is one start.
+    cuts.breakOff("/start", 1);
+    const tab = await open({ base: cuts.url });
+    await tab.type("#topic", "What is a tide?");
+    await tab.click("#job-form > button[type=submit]");
+    await waitFor(tab, "the end", isLine, "completed");
+    assert.equal(cuts.left("/start"), 0);
     await tab.close();
   });
 
-  test("keeps a message that is refused because the agents are busy", async () => {
+  test("shows what a run has cost while it works, with one reading in two seconds", async () => {
+    const session = newSession("cost");
+    await start(session, slowResearch(12));
+    const from = cuts.requests.length;
+    const tab = await open({ session, base: cuts.url });
+    await waitFor(tab, "a cost while it works", () => /^[1-9]\d* tokens/.test(document.querySelector("#usage").textContent) && ["joining", "live"].includes(document.querySelector("#line").textContent));
+    await waitFor(tab, "the end", isLine, "completed");
+    const { rollup } = (await world.writer.usage(session)).json;
+    await waitFor(tab, "the cost of all", (total) => document.querySelector("#usage").textContent.startsWith(`${total} tokens`), rollup.tokens.total);
+    const times = cuts.requests.slice(from).filter(({ path }) => path.includes("/usage?")).map(({ at }) => at);
+    const gaps = times.slice(1).map((at, index) => at - times[index]);
+    assert.ok(gaps.length > 0 && gaps.every((gap) => gap > 1900), `apart from each other: ${gaps}`);
+    await tab.close();
+  });
+
+  test("keeps a message that is refused because the agents are busy, and offers it again", async () => {
     const session = newSession("busy");
     await start(session, research(8));
     await settled(world.writer, session, "completed");
     const tab = await open({ session });
     await waitFor(tab, "the end", isLine, "completed");
     // Somebody else is faster.
+    await tab.type("#message", "And what about brass?");
     const more = await world.writer.post("resume", { sessionId: session, mode: "with_message", message: slowResearch(9).topic });
     assert.equal(more.status, 200, more.text);
-    await tab.type("#message", "And what about brass?");
     await tab.click("#message-form button");
     await waitFor(tab, "a refusal", () => document.querySelector("#notice").textContent.includes("kept"));
     assert.equal(await tab.$eval("#message", (message) => message.value), "And what about brass?");
-    await settled(world.writer, session, "completed");
+    await waitFor(tab, "the offer, when the run that it found has ended", () => document.querySelector("#notice").textContent.includes("can be sent now"));
+    assert.deepEqual(await tab.$eval("#send-message", ({ disabled }) => disabled), false);
+    assert.deepEqual(await spoken(tab), await conversationOf(session), "it shows the run that was faster");
+    await tab.reload();
+    await waitFor(tab, "the end again", isLine, "completed");
+    assert.equal(await tab.$eval("#message", (message) => message.value), "And what about brass?", "kept over a reload");
     await tab.click("#message-form button");
     await eventually("the message is taken", async () => ((await tab.$eval("#message", (message) => message.value)) === "" ? true : undefined));
     await waitFor(tab, "the end", isLine, "completed");
+    await tab.reload();
+    await waitFor(tab, "the end", isLine, "completed");
+    assert.equal(await tab.$eval("#message", (message) => message.value), "", "what is sent is not kept");
     await tab.close();
   });
 
