@@ -49,13 +49,9 @@ impl CallFailure {
                     .with_cause("unreachable")
                     .with_detail(error.to_string())
             }
-            TransportError::TooLarge(_) => Self::new(
-                Code::TransportError,
-                "The sub-agent's stream has an event that is too large to be read.",
-            )
-            .with_cause("event_too_large")
-            .with_detail(error.to_string()),
-            TransportError::Malformed(_) | TransportError::Unexplained { .. } => {
+            TransportError::Malformed(_)
+            | TransportError::TooLarge(_)
+            | TransportError::Unexplained { .. } => {
                 Self::new(Code::TransportError, "The sub-agent's service gave an answer that cannot be read.")
                     .with_cause("malformed_answer")
                     .with_detail(error.to_string())

@@ -433,9 +433,12 @@ impl Dispatch {
 
     fn on_dropped(&mut self, error: &TransportError, now: Timestamp) {
         match error {
-            TransportError::ProjectedMount
-            | TransportError::VersionUnsupported { .. }
-            | TransportError::TooLarge(_) => self.refuse(error),
+            TransportError::ProjectedMount | TransportError::VersionUnsupported { .. } => {
+                self.refuse(error);
+            }
+            // What stands between the two services may have made it. If not, no new chunk comes, and
+            // the attempts run out.
+            TransportError::TooLarge(_) => self.reattach(None, now),
             _ if !error.may_pass() => self.read_status(),
             _ => self.reattach(error.retry_after(), now),
         }

@@ -63,8 +63,8 @@ pub enum TransportError {
     /// The answer is not what the contract says.
     #[error("malformed answer: {0}")]
     Malformed(String),
-    /// An event of a stream is larger than this many bytes. It would come again behind the same
-    /// cursor, so it is not tried again.
+    /// An event of a stream is larger than this many bytes. Where its producer made it, it
+    /// comes again behind the same cursor, so a follower gives up; a dispatch has attempts to spend.
     #[error("an event of the stream is larger than {0} bytes")]
     TooLarge(usize),
     /// A refusal without an envelope: something between the two services spoke, not the producer.

@@ -582,15 +582,13 @@ fn a_refused_attach_is_looked_into_at_once() {
 }
 
 #[test]
-fn a_projected_mount_a_later_version_or_too_large_an_event_is_never_folded() {
+fn a_projected_mount_or_a_later_version_is_never_folded() {
     for (cause, code) in [
         (TransportError::ProjectedMount, "framework_not_supported"),
         (
             TransportError::VersionUnsupported { theirs: 2 },
             "VERSION_UNSUPPORTED",
         ),
-        // Attached again it would only come again.
-        (TransportError::TooLarge(9), "transport_error"),
     ] {
         let mut bench = Bench::streaming();
         let effects = bench.tell(Event::Dropped(cause.clone()));
