@@ -24,8 +24,10 @@ const STATUSES = [400, 401, 402, 403, 404, 408, 413, 422, 429, 500, 502, 503, 50
  * @param {(request: object) => object} [answer]  What aimock answers to a request, as chat completions have it, that is
  *        no scene of the suite.
  * @param {{latency?: number, chunkSize?: number}} [pace]  How such an answer streams.
+ * @param {(body: object) => Promise<void> | undefined} [hold]  Asked with each conversation for aimock, which is passed
+ *        on when the promise is kept.
  */
-export async function startEndpoints(answer, pace = {}) {
+export async function startEndpoints(answer, pace = {}, hold = () => undefined) {
   const mock = new LLMock({ port: 0, host: "127.0.0.1" });
   const usage = { prompt_tokens: 11, completion_tokens: 7, total_tokens: 18 };
   const scene = (name) => new RegExp(`^${name}$`);
@@ -53,7 +55,8 @@ export async function startEndpoints(answer, pace = {}) {
     return { text, body: bodies.at(-1) };
   };
   const front = createServer(async (request, response) => {
-    const { text } = await taken(request);
+    const { text, body } = await taken(request);
+    await hold(body);
     const { method, headers, url: path } = request;
     const asked = send(new URL(path, behind), { method, headers }, (answer) => {
       response.writeHead(answer.statusCode, answer.headers);
