@@ -17,11 +17,14 @@ use crate::platform::Runtime;
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
 use crate::protocol::ids::{AgentType, Position, Sequence, SessionId, StreamId};
-use crate::protocol::message::{SessionStatus, SnapshotResponse};
 use crate::reconstruct::{Document, Heard, Reading};
 use crate::transport::{FrameStream, Transport, TransportError};
 
 mod baseline;
+mod descendants;
+mod reading;
+
+use reading::Arrival;
 
 /// Sessions of a tree that are followed at most; chunks of others are passed on all the same.
 const MOST_NODES: usize = 1024;
@@ -81,6 +84,12 @@ pub enum FollowerEvent {
         /// The wait.
         wait: Duration,
     },
+    /// The tree could not be read: sessions that were announced in a part of the log that is no
+    /// longer kept are missing until they are heard of.
+    NoTree {
+        /// Why.
+        error: TransportError,
+    },
     /// A snapshot could not be read; the document stays as it is until its next boundary.
     NoSnapshot {
         /// Whose.
@@ -116,7 +125,9 @@ pub struct Follower {
     cursor: Position,
     stream: Option<StreamId>,
     frames: Option<FrameStream>,
-    reading: FuturesUnordered<LocalBoxFuture<'static, Read>>,
+    reading: FuturesUnordered<LocalBoxFuture<'static, Arrival>>,
+    /// Whether the log may have announced sessions in what it no longer holds.
+    wants_tree: bool,
     told: VecDeque<FollowerEvent>,
     last: Option<FollowerEvent>,
     failures: u32,
@@ -133,13 +144,6 @@ enum Phase {
     Following,
     /// Nothing follows.
     Over,
-}
-
-/// A snapshot that was read, or not; and whether the session had ended before.
-struct Read {
-    node: usize,
-    truncations: u64,
-    result: Result<(SnapshotResponse, bool), TransportError>,
 }
 
 impl Follower {
@@ -163,6 +167,7 @@ impl Follower {
             stream: None,
             frames: None,
             reading: FuturesUnordered::new(),
+            wants_tree: false,
             told: VecDeque::new(),
             last: None,
             failures: 0,
@@ -484,91 +489,6 @@ impl Follower {
         self.mind_hole(&snapshot);
         self.told.push_back(FollowerEvent::Document(0));
         Ok(())
-    }
-
-    /// Begins to read the snapshots that are wanted, a few at once.
-    fn ask(&mut self) {
-        for place in 0..self.nodes.len() {
-            if self.reading.len() >= self.snapshots_at_once {
-                return;
-            }
-            let wanted = self
-                .nodes
-                .get_mut(place)
-                .is_some_and(|node| node.document.take_request());
-            if wanted {
-                let read = self.read(place);
-                self.reading.push(read);
-            }
-        }
-    }
-
-    fn arrived(&mut self, read: Read) {
-        if read.node == 0 && read.truncations != self.truncations {
-            return;
-        }
-        let Some(node) = self.nodes.get_mut(read.node) else {
-            return;
-        };
-        match read.result {
-            Ok((snapshot, ended)) => {
-                node.document.baseline(&snapshot, ended);
-                self.told.push_back(FollowerEvent::Document(read.node));
-                if read.node == 0 && self.last.is_none() {
-                    self.rebased(&snapshot);
-                }
-            }
-            Err(error) => {
-                node.document.no_snapshot();
-                self.told.push_back(FollowerEvent::NoSnapshot {
-                    node: read.node,
-                    error,
-                });
-            }
-        }
-    }
-
-    /// Reads a node's status and snapshot, with retries. In this order: a session that goes on in
-    /// between is read with a position.
-    fn read(&self, place: usize) -> LocalBoxFuture<'static, Read> {
-        let runtime = Rc::clone(&self.runtime);
-        let (backoff, truncations) = (self.backoff, self.truncations);
-        let node = self.nodes.get(place).map(|node| {
-            let transport = (self.routes)(&node.agent_type);
-            (node.session.clone(), node.succeeded.is_some(), transport)
-        });
-        Box::pin(async move {
-            let Some((session, settled, transport)) = node else {
-                let error = TransportError::Malformed("no such node".into());
-                return Read {
-                    node: place,
-                    truncations,
-                    result: Err(error),
-                };
-            };
-            let mut failures = 0;
-            loop {
-                let read = async {
-                    let status = transport.status(&session).await?.status;
-                    let ended = matches!(status, SessionStatus::Completed | SessionStatus::Failed);
-                    let snapshot = transport.snapshot(&session).await?;
-                    Ok::<_, TransportError>((snapshot, ended || settled))
-                };
-                match read.await {
-                    Err(error) if error.may_pass() && failures < SNAPSHOT_RETRIES => {
-                        runtime.sleep(wait(backoff, failures, &error)).await;
-                        failures = failures.saturating_add(1);
-                    }
-                    result => {
-                        return Read {
-                            node: place,
-                            truncations,
-                            result,
-                        };
-                    }
-                }
-            }
-        })
     }
 }
 

@@ -4,7 +4,7 @@
 import { Document } from "./document.ts";
 import { SourceError, type Address, type Source } from "./source.ts";
 import type { Frame } from "./sse.ts";
-import type { Chunk, EndFrame, ErrorFrame, Reading, Snapshot } from "./wire.ts";
+import type { Chunk, EndFrame, ErrorFrame, Reading, Snapshot, TreeNode } from "./wire.ts";
 
 /** Sessions of a tree that are followed at most; chunks of others are passed on all the same. */
 const MOST_NODES = 1024;
@@ -42,6 +42,8 @@ export type FollowerEvent =
   | { kind: "caught_up" }
   /** The stream was dropped and is opened again after `wait` milliseconds. */
   | { kind: "reconnecting"; error: Error; wait: number }
+  /** The tree could not be read: sessions announced in a part of the log that is no longer kept are missing until they are heard of. */
+  | { kind: "no_tree"; error: Error }
   /** A snapshot could not be read; the document stays as it is until its next boundary. */
   | { kind: "no_snapshot"; node: Node; error: Error }
   /** The run has ended; nothing follows. */
@@ -69,6 +71,8 @@ type Arrival =
   | { kind: "dropped"; of: AsyncIterator<Frame>; error: unknown }
   | { kind: "read"; node: Node; number: number; read: Read }
   | { kind: "unread"; node: Node; number: number; error: unknown }
+  | { kind: "tree"; number: number; tree: TreeNode }
+  | { kind: "treeless"; number: number; error: unknown }
   | { kind: "aborted" };
 
 export class Follower {
@@ -84,6 +88,10 @@ export class Follower {
   /** The reads under way, each by its number: another number's arrival is of a read that no longer counts. */
   readonly #reading = new Map<Node, number>();
   #reads = 0;
+  /** Whether the log may have announced sessions in what it no longer holds. */
+  #wantsTree = false;
+  /** The number of the tree's read under way. */
+  #readingTree: number | undefined;
 
   constructor(source: Source, { session, agentType }: Address, options: FollowerOptions = {}) {
     this.#source = source;
@@ -169,8 +177,9 @@ export class Follower {
     try {
       for (;;) {
         if (reads.aborted) return;
+        this.#readTree(inbox, reads);
         this.#readSnapshots(inbox, reads);
-        if (last && this.#reading.size === 0) {
+        if (last && this.#reading.size === 0 && this.#readingTree === undefined) {
           yield last;
           return;
         }
@@ -183,6 +192,13 @@ export class Follower {
         }
         const arrived = await inbox.take();
         if (arrived.kind === "aborted") return;
+        if (arrived.kind === "tree" || arrived.kind === "treeless") {
+          if (this.#readingTree !== arrived.number) continue;
+          this.#readingTree = undefined;
+          if (arrived.kind === "tree") yield* this.#grown(arrived.tree);
+          else yield { kind: "no_tree", error: asError(arrived.error) };
+          continue;
+        }
         if (arrived.kind === "read" || arrived.kind === "unread") {
           if (this.#reading.get(arrived.node) !== arrived.number) continue;
           this.#reading.delete(arrived.node);
@@ -278,12 +294,14 @@ export class Follower {
       this.#nodes.delete(session);
       this.#reading.delete(node);
     }
+    this.#readingTree = undefined;
     return { kind: "restarted" };
   }
 
-  /** The log is read from its first chunk that is kept. */
+  /** The log is read from its first chunk that is kept; before that it may have announced sessions. */
   #readFromFloor(floor: number): void {
     this.#cursor = Math.max(floor - 1, 0);
+    if (floor > 1) this.#wantsTree = true;
   }
 
   /** Whether the log no longer holds all that follows the root's baseline. */
@@ -368,6 +386,33 @@ export class Follower {
     }
   }
 
+  /** Begins to read the tree where the log is not enough. */
+  #readTree(inbox: Inbox<Arrival>, signal: AbortSignal): void {
+    const read = this.#source.tree?.bind(this.#source);
+    if (!this.#wantsTree || !read) return;
+    this.#wantsTree = false;
+    const number = (this.#reads += 1);
+    this.#readingTree = number;
+    this.#retrying(() => read(this.root, signal), signal).then(
+      (tree) => inbox.put({ kind: "tree", number, tree }),
+      (error: unknown) => inbox.put({ kind: "treeless", number, error }),
+    );
+  }
+
+  /** Opens a document for each session of the tree that is not followed yet, parents first. */
+  *#grown({ sessionId: parent, children = [] }: TreeNode): Generator<FollowerEvent> {
+    for (const child of children) {
+      const { sessionId: session, agentType, toolCallId, remote, status } = child;
+      if (!this.#nodes.has(session) && this.#nodes.size < MOST_NODES) {
+        const node = this.#add({ session, agentType, parent, toolCallId, remote: remote === true });
+        if (status === "completed" || status === "failed") node.outcome = status === "completed" ? "success" : "failure";
+        node.document.boundary();
+        yield { kind: "node", node };
+      }
+      yield* this.#grown(child);
+    }
+  }
+
   /** A read that is under way does not count any more; its document wants another. */
   #forgetRead(node: Node): void {
     if (!this.#reading.delete(node)) return;
@@ -375,12 +420,18 @@ export class Follower {
     node.document.noSnapshot();
   }
 
-  async #snapshot(node: Node, signal: AbortSignal): Promise<Read> {
+  #snapshot(node: Node, signal: AbortSignal): Promise<Read> {
+    return this.#retrying(async () => {
+      // In this order: a session that goes on in between is read with a position.
+      const ended = node.outcome !== undefined || (await this.#source.hasEnded(node, signal));
+      return { snapshot: await this.#source.snapshot(node, signal), ended };
+    }, signal);
+  }
+
+  async #retrying<T>(read: () => Promise<T>, signal: AbortSignal): Promise<T> {
     for (let failures = 0; ; failures += 1) {
       try {
-        // In this order: a session that goes on in between is read with a position.
-        const ended = node.outcome !== undefined || (await this.#source.hasEnded(node, signal));
-        return { snapshot: await this.#source.snapshot(node, signal), ended };
+        return await read();
       } catch (error) {
         const mayPass = !(error instanceof SourceError) || error.retryable;
         if (!mayPass || signal.aborted || failures === SNAPSHOT_RETRIES) throw error;

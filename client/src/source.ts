@@ -1,7 +1,7 @@
 // Where a follower reads: sessions behind a mount, over `fetch`.
 
 import { framesOf, type Frame } from "./sse.ts";
-import type { Snapshot } from "./wire.ts";
+import type { Snapshot, TreeNode } from "./wire.ts";
 
 /** A session with its agent type, which a mount's paths need. */
 export interface Address {
@@ -43,6 +43,8 @@ export interface Source {
   snapshot(address: Address, signal: AbortSignal): Promise<Snapshot>;
   /** Whether a session has completed or failed. Asked before a snapshot without a position is believed to be the last. */
   hasEnded(address: Address, signal: AbortSignal): Promise<boolean>;
+  /** Reads the tree below and including the followed session, for what its log no longer announces. */
+  tree?(address: Address, signal: AbortSignal): Promise<TreeNode>;
 }
 
 export interface HttpSourceOptions {
@@ -112,6 +114,9 @@ export function httpSource(root: string, options: HttpSourceOptions = {}): Sourc
       if (childSnapshotPath !== undefined && address.session !== root) return false;
       const { status } = (await json(path(address, "status", { sessionId: address.session }), signal)) as { status?: string };
       return status === "completed" || status === "failed";
+    },
+    async tree(address, signal) {
+      return (await json(path(address, "tree", { sessionId: address.session }), signal)) as TreeNode;
     },
   };
 }

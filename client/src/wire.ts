@@ -55,3 +55,14 @@ export interface Reading {
   session: string;
   stream: string;
 }
+
+/** A session in the answer of the tree route, as far as a follower reads it. */
+export interface TreeNode {
+  sessionId: string;
+  agentType: string;
+  /** Absent where it is not known. */
+  status?: string;
+  toolCallId?: string;
+  remote?: boolean;
+  children?: TreeNode[];
+}

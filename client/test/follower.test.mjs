@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Follower } from "../src/index.ts";
+import { Follower, SourceError } from "../src/index.ts";
 
 const SESSION = "s";
 
@@ -114,11 +114,12 @@ test("a tree has a bound", async () => {
 });
 
 /** A source of answers that are written down: its streams and snapshots in order, the last one again and again. */
-function script(streams, snapshots) {
+function script(streams, snapshots, tree) {
   const attached = [];
   let read = 0;
   return {
     attached,
+    ...(tree && { tree }),
     get read() {
       return read;
     },
@@ -161,6 +162,46 @@ test("behind a trimmed log what it still holds is read", async () => {
   assert.deepEqual(sessions(follower), ["s", "a", "b"]);
   // What the baseline covers is left alone, what follows it is applied.
   assert.deepEqual([follower.root.document.status, follower.root.document.state], [{ kind: "in_step" }, { n: 9 }]);
+});
+
+test("what a trimmed log no longer announces the tree tells", async () => {
+  const node = (sessionId, status, children) => ({ sessionId, agentType: "t", status, children });
+  const below = [node("a", "completed", [node("a1", "running")]), node("b", "failed", [])];
+  const join = (tree) =>
+    script([[announced(5, "b"), announced(6, "c"), caughtUp]], [snapshotAt(4, { oldestRetainedSequence: 5, patchOrdinal: 3, stepCount: 1 })], tree);
+  let reads = 0;
+  const { follower } = await follow(
+    join(async () => {
+      if (++reads === 1) throw new SourceError("busy", { status: 503 });
+      return node(SESSION, "running", below);
+    }),
+    (_, { nodes }) => nodes.length === 5,
+  );
+  assert.equal(reads, 2, "it is read again");
+  assert.deepEqual(sessions(follower).sort(), ["a", "a1", "b", "c", SESSION]);
+  const [a, a1] = ["a", "a1"].map((id) => follower.node(id));
+  assert.deepEqual([a.parent, a.outcome, a1.parent, a1.outcome], [SESSION, "success", "a", undefined]);
+
+  const none = async () => {
+    throw new SourceError("none", { status: 404 });
+  };
+  const { events, follower: without } = await follow(join(none), ({ kind }) => kind === "no_tree");
+  assert.equal(events.at(-1).error.status, 404);
+  assert.ok(!sessions(without).includes("a"));
+});
+
+test("the end waits for the sessions of the tree", async () => {
+  const tree = Promise.withResolvers();
+  const end = { kind: "end", end: { status: "completed", state: {} } };
+  const source = script([[caughtUp, end]], [snapshotAt(4, { oldestRetainedSequence: 5 })], () => tree.promise);
+  const told = follow(source, ({ kind }) => {
+    if (kind === "caught_up") setTimeout(() => tree.resolve({ sessionId: SESSION, children: [{ sessionId: "a", agentType: "t" }] }));
+    return false;
+  });
+  const { follower, events } = await told;
+  assert.equal(events.at(-1).kind, "end");
+  assert.deepEqual(sessions(follower), [SESSION, "a"]);
+  assert.equal(follower.node("a").document.status.kind, "exact");
 });
 
 test("what a discard voided stays void when it is read again behind a trimmed log", async () => {

@@ -1,5 +1,7 @@
 // What the page asks of the service besides the stream.
 
+import type { TreeNode } from "../../client/src/index.ts";
+
 const AGENT = "/agents/writer";
 /** Milliseconds before a request is tried again, one after the other. */
 const WAITS = [250, 750, 2_000];
@@ -29,13 +31,6 @@ export interface Page {
 export interface Standing {
   status: string;
   runId?: string;
-}
-
-/** A node of the tree route, as far as the page reads it. */
-export interface TreeNode {
-  sessionId: string;
-  status?: string;
-  children: TreeNode[];
 }
 
 /** A refusal, as the service words it. */

@@ -178,7 +178,8 @@ async function followRun(api: Api, session: string, usage: Usage, signal: AbortS
         tree.touch(event.node.session);
         drawThreads(follower);
         if (event.node === follower.root) drawTitle(follower);
-      } else drawLine(event, line);
+      } else if (event.kind === "no_tree") unreadable("Agents that were called long ago", signal)(event.error);
+      else drawLine(event, line);
       if (event.kind === "caught_up") {
         if (notice.textContent === unread) say("");
         readOn();

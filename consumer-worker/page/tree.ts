@@ -1,7 +1,6 @@
 // The tree of agents, live: one card each, redrawn at most once per frame.
 
-import type { Chunk, Follower, Json, Node as Agent } from "../../client/src/index.ts";
-import type { TreeNode } from "./api.ts";
+import type { Chunk, Follower, Json, Node as Agent, TreeNode } from "../../client/src/index.ts";
 import { el, setText } from "./dom.ts";
 
 /** How much of what an agent says is shown, in characters. */
@@ -112,7 +111,7 @@ export class Tree {
   }
 
   /** What the service says of each agent; `false` while some of them still come to their end. */
-  statuses({ sessionId, status, children }: TreeNode): boolean {
+  statuses({ sessionId, status, children = [] }: TreeNode): boolean {
     if (status !== undefined) this.#of(sessionId).run = status;
     this.touch(sessionId);
     return children.map((child) => this.statuses(child)).every(Boolean) && status !== "running";

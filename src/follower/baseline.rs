@@ -25,6 +25,7 @@ impl Follower {
     /// The log is read from its first chunk that is kept.
     pub(super) fn read_from_floor(&mut self, floor: Sequence) {
         self.cursor = Position::At(floor.saturating_sub(1));
+        self.mind_floor(floor);
     }
 
     /// Where the log no longer holds what follows the root's baseline, ordinals tell what is missing.

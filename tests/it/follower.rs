@@ -15,6 +15,7 @@ use remote_agents::native::{LocalObjects, LocalRuntime, MountFetch};
 use remote_agents::platform::Runtime;
 use remote_agents::protocol::ids::{AgentType, SessionId};
 use remote_agents::reconstruct::Status;
+use remote_agents::session::Retention;
 use remote_agents::store::SubLocation;
 use remote_agents::transport::{
     Fetch, FetchError, HttpTransport, ObjectsFetch, Transport, TransportError,
@@ -61,10 +62,15 @@ fn agent_type(name: &str) -> AgentType {
 
 /// A parent that writes beside two children at once, in three steps, and children that write too.
 fn world() -> Rc<LocalObjects> {
+    world_that_keeps(Retention::default())
+}
+
+/// The same, with so much of the parent's log kept.
+fn world_that_keeps(retention: Retention) -> Rc<LocalObjects> {
     LocalObjects::new(
         START,
         Lines::default().sink(),
-        Rc::new(|objects, runtime| {
+        Rc::new(move |objects, runtime| {
             let write = |id: &'static str, from: u64| {
                 let values: Vec<u64> = (from..from + 4).collect();
                 (id, "write", json!({"values": values}))
@@ -101,6 +107,7 @@ fn world() -> Rc<LocalObjects> {
                     .with_tool(write_tool()),
                 Agent::new(agent_type("parent"), "Work.", parent)
                     .with_state::<Notes>()
+                    .with_retention(retention)
                     .with_tool(write_tool())
                     .with_sub_agent(sub),
             ])
@@ -245,6 +252,42 @@ fn whoever_joins_whenever_and_however_often_it_is_cut_sees_the_same_tree() {
             let kind = if session == "s1" { "parent" } else { "child" };
             let path = format!("/agents/{kind}/snapshot?sessionId={session}");
             assert_eq!(&client.get(&path).await.1["state"], state, "{session}");
+        }
+    });
+}
+
+#[test]
+fn whoever_joins_behind_a_trimmed_log_has_the_whole_tree() {
+    in_world(|| async {
+        let client = Client {
+            mount: Rc::new(Mount::new("/agents").allow_unauthenticated()),
+            objects: world_that_keeps(Retention::default().with_max_chunks(4)),
+        };
+        begin(&client).await;
+        let mut tasks = Vec::new();
+        for _ in 0..30 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            let follower = follower(routes(&client.objects, &client.mount, None));
+            tasks.push(tokio::task::spawn_local(follow(follower)));
+        }
+        client.settled("parent", "s1").await;
+        let path = "/agents/parent/snapshot?sessionId=s1";
+        let floor = client.get(path).await.1["oldestRetainedSequence"].clone();
+        assert!(
+            floor.as_u64().unwrap() > 20,
+            "the announcements are trimmed: {floor}"
+        );
+        let late = follower(routes(&client.objects, &client.mount, None));
+        tasks.push(tokio::task::spawn_local(follow(late)));
+        for task in tasks {
+            let seen = task.await.unwrap();
+            assert_eq!(seen.tree.len(), 3, "a parent and two children");
+            for (session, (status, state)) in &seen.tree {
+                assert_eq!(status, &Status::Final, "{session}");
+                let kind = if session == "s1" { "parent" } else { "child" };
+                let path = format!("/agents/{kind}/snapshot?sessionId={session}");
+                assert_eq!(&client.get(&path).await.1["state"], state, "{session}");
+            }
         }
     });
 }

@@ -26,8 +26,22 @@ use crate::support::{Lines, in_world};
 struct Script {
     streams: RefCell<VecDeque<String>>,
     snapshots: RefCell<VecDeque<Value>>,
+    /// What the tree route answers; without it the mount has none.
+    tree: RefCell<Option<Value>>,
     attached: RefCell<Vec<String>>,
     read: Cell<usize>,
+}
+
+fn answered_tree(tree: Option<Value>) -> Response {
+    let (status, body) = match tree {
+        Some(tree) => (200, tree),
+        None => (501, json!({"error": "none", "code": "FEATURE_UNAVAILABLE"})),
+    };
+    let response = http::Response::builder()
+        .status(status)
+        .header("content-type", "application/json");
+    let body = Body::Full(body.to_string().into());
+    response.body(body).expect("a response")
 }
 
 fn next<T: Clone>(answers: &RefCell<VecDeque<T>>) -> T {
@@ -57,6 +71,9 @@ impl Fetch for Script {
         } else if path.ends_with("/status") {
             let status = json!({"sessionId": "s1", "status": "running"});
             ("application/json", Body::Full(status.to_string().into()))
+        } else if path.ends_with("/tree") {
+            let tree = self.tree.borrow().clone();
+            return Box::pin(async move { Ok(answered_tree(tree)) });
         } else {
             self.read.set(self.read.get() + 1);
             let mut snapshot = next(&self.snapshots);
@@ -192,6 +209,56 @@ fn behind_a_trimmed_log_what_it_still_holds_is_read() {
         let root = &follower.nodes()[0].document;
         assert_eq!(root.status(), &Status::InStep);
         assert_eq!(root.state(), &json!({"n": 9}));
+    });
+}
+
+#[test]
+fn what_a_trimmed_log_no_longer_announces_the_tree_tells() {
+    in_world(|| async {
+        let node = |id: &str, status: &str, children: Vec<Value>| json!({"sessionId": id, "agentType": "child", "status": status, "state": {}, "children": children});
+        let below = [
+            node("a", "completed", vec![node("a1", "running", vec![])]),
+            node("b", "failed", vec![]),
+        ];
+        let replay = announced(5, "b") + &announced(6, "c") + &caught_up();
+        for tree in [Some(node("s1", "running", below.to_vec())), None] {
+            let is_told = tree.is_some();
+            let script = script(
+                std::slice::from_ref(&replay),
+                &[snapshot("st_1", 4, 5, Some(3))],
+            );
+            script.tree.replace(tree);
+            let mut follower = follower(&script);
+            let (mut said, mut is_read) = (Vec::new(), false);
+            while !is_read || said.len() < 2 {
+                match follower.next().await.unwrap().unwrap() {
+                    FollowerEvent::Chunk { sequence, .. } => said.push(sequence),
+                    FollowerEvent::NoTree { error } => {
+                        assert!(!is_told, "{error}");
+                        is_read = true;
+                    }
+                    FollowerEvent::Node(_) => is_read |= follower.nodes().len() == 5,
+                    _ => {}
+                }
+            }
+            let mut seen = sessions(&follower);
+            seen.sort_unstable();
+            if !is_told {
+                assert_eq!(seen, ["b", "c", "s1"]);
+                continue;
+            }
+            assert_eq!(seen, ["a", "a1", "b", "c", "s1"]);
+            let of = |id: &str| {
+                let found = follower.nodes().iter().find(|at| at.session.as_str() == id);
+                found.expect("a node").clone()
+            };
+            assert_eq!(of("a1").parent.as_deref(), Some("a"));
+            assert_eq!(of("a").parent.as_deref(), Some("s1"));
+            assert_eq!(
+                [of("a"), of("a1")].map(|at| at.succeeded),
+                [Some(true), None]
+            );
+        }
     });
 }
 
