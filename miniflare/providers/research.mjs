@@ -11,7 +11,7 @@ const usage = { prompt_tokens: 10, completion_tokens: 5, total_tokens: COST };
 /** Answers with the next step of whichever agent asks; `script.searches` has what each thread was given and found. */
 export function researchScript() {
   const searches = new Map();
-  return { searches, answer: (request) => ({ usage, ...agentOf(request)({ ...history(request), searches }) }) };
+  return { searches, answer: (request) => ({ usage, ...AGENTS[agentTypeOf(request)]({ ...history(request), searches }) }) };
 }
 
 /** The sections that the script implies, by what it read of the searches. */
@@ -21,13 +21,16 @@ export function expectedSections(searches) {
     .sort((a, b) => a.threadId.localeCompare(b.threadId));
 }
 
-function agentOf({ tools }) {
+/** The type of the agent that asks, by its tools. */
+export function agentTypeOf({ tools }) {
   const names = new Set(tools.map((tool) => tool.function.name));
-  if (names.has("subagent__research")) return writer;
-  if (names.has("plan")) return planner;
-  if (names.has("search")) return researcher;
-  throw new Error(`an agent of nobody's, with the tools ${[...names].join(", ")}`);
+  const [, agentType] = Object.entries(OWN_TOOLS).find(([tool]) => names.has(tool)) ?? [];
+  if (!agentType) throw new Error(`an agent of nobody's, with the tools ${[...names].join(", ")}`);
+  return agentType;
 }
+
+const OWN_TOOLS = { subagent__research: "writer", plan: "planner", search: "thread-researcher" };
+const AGENTS = { writer, planner, "thread-researcher": researcher };
 
 /** The first words of the user, and the results by the name of their tool, in order. */
 function history({ messages }) {
@@ -52,7 +55,8 @@ function writer({ said, of }) {
 function planner({ said, of }) {
   const [plan] = of("plan");
   if (!plan) return calls(["plan", { topic: said }]);
-  if (of("subagent__thread-researcher").length === 0) {
+  // Those that were stopped had nothing to report.
+  if (!of("subagent__thread-researcher").some((result) => find(result, "findings"))) {
     return calls(...find(plan, "threads").threads.map(({ threadId, question }) => ["subagent__thread-researcher", { threadId, question }]));
   }
   const [report] = of("compose");

@@ -6,16 +6,17 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { quotationsOf, slowResearch } from "./support/documents.mjs";
+import { quotationsOf, research } from "./support/documents.mjs";
+import { startGated } from "./support/gate.mjs";
 import { RECORDING, recorded } from "./support/recorder.mjs";
 import { assertForwarding, assertGapless, assertPairing, chunksOf, ofType, terminalOf } from "./support/stream.mjs";
-import { eventually, newSession, settled, startWorld } from "./support/world.mjs";
+import { eventually, newSession, settled } from "./support/world.mjs";
 
 let data;
 let world;
 before(async () => {
   data = mkdtempSync(join(tmpdir(), "remote-agents-"));
-  world = await startWorld({ ...RECORDING, persist: data });
+  world = await startGated({ ...RECORDING, persist: data });
 });
 after(async () => {
   await world.stop();
@@ -23,14 +24,14 @@ after(async () => {
 });
 
 async function begin(mount, name, seed) {
-  const { documents, topic } = slowResearch(seed);
+  const { documents, topic } = research(seed);
   const sessionId = newSession(name);
   const started = await mount.start({ sessionId, message: topic, state: { documents } });
   assert.equal(started.status, 200, started.text);
   return { ...started.json, documents };
 }
 
-/** Reads until `isMoment`, and kills workerd right there. What was read is what a reader has seen for certain. */
+/** Reads until `isMoment`, where the job is held, and kills workerd right there. What was read is what a reader has seen for certain. */
 async function killAt(mount, id, isMoment) {
   const stream = await mount.open(id, { fromSequence: 0 });
   const events = [];
@@ -39,6 +40,7 @@ async function killAt(mount, id, isMoment) {
     if (event.event === "chunk" && isMoment(JSON.parse(event.data).chunk)) break;
   }
   await world.workers.kill();
+  world.gate.open();
   assert.ok(events.some(({ event }) => event === "chunk") && !events.some(({ event }) => event === "end"), "killed in the middle");
   return events;
 }
@@ -59,13 +61,16 @@ function assertWhole(before, all, job) {
   return chunks;
 }
 
+/** Of a topic's threads all but the first. */
+const isLater = ({ messages }) => !JSON.stringify(messages).includes('\\"threadId\\":\\"t1\\"');
 const moments = [
-  ["a researcher is announced", (chunk) => chunk.subAgentType === "thread-researcher"],
-  ["a researcher has ended", (chunk) => chunk.type === "subagent_end"],
-  ["the planner is announced", (chunk) => chunk.subAgentType === "planner"],
+  ["a researcher is announced", (chunk) => chunk.subAgentType === "thread-researcher", ["thread-researcher"]],
+  ["a researcher has ended", (chunk) => chunk.type === "subagent_end", ["thread-researcher", { which: isLater }]],
+  ["the planner is announced", (chunk) => chunk.subAgentType === "planner", ["planner"]],
 ];
-for (const [at, [moment, isMoment]] of moments.entries()) {
+for (const [at, [moment, isMoment, held]] of moments.entries()) {
   test(`the consumer's job goes on by itself: killed when ${moment}`, async () => {
+    world.gate.hold(...held);
     const job = await begin(world.writer, "crash", 51 + at);
     const seen = await killAt(world.writer, job.sessionId, isMoment);
     await world.workers.start();
@@ -83,6 +88,7 @@ for (const [at, [moment, isMoment]] of moments.entries()) {
 }
 
 test("the producer's job goes on by itself", async () => {
+  world.gate.hold("thread-researcher");
   const job = await begin(world.raw, "crash-planner", 57);
   const seen = await killAt(world.raw, job.sessionId, (chunk) => chunk.subAgentType === "thread-researcher");
   await world.workers.start();

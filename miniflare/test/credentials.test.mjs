@@ -6,10 +6,11 @@ import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
-import { slowResearch } from "./support/documents.mjs";
+import { research } from "./support/documents.mjs";
+import { startGated } from "./support/gate.mjs";
 import { RECORDING, recorded } from "./support/recorder.mjs";
 import { chunksOf, ofType, terminalOf } from "./support/stream.mjs";
-import { newSession, settled, startWorld } from "./support/world.mjs";
+import { newSession, settled } from "./support/world.mjs";
 
 const PLANTED = {
   cookie: "session=canary-cookie-1b7e",
@@ -36,7 +37,7 @@ let secrets;
 
 before(async () => {
   data = mkdtempSync(join(tmpdir(), "remote-agents-"));
-  world = await startWorld({ ...RECORDING, persist: data, apiKey: KEY });
+  world = await startGated({ ...RECORDING, persist: data, apiKey: KEY });
   secrets = [KEY, Buffer.from(KEY).toString("base64"), ...Object.values(PLANTED).map((value) => /canary-[\w-]+/.exec(value)[0])];
   const writer = world.writer.as({ ...world.workers.authorization, ...PLANTED });
   const planner = world.planner.as({ ...world.workers.authorization, ...PLANTED });
@@ -50,7 +51,8 @@ after(() => rmSync(data, { recursive: true, force: true }));
 /** A job with each route and each refusal in it, every request with every credential. */
 async function everything(mount, name) {
   const id = newSession(name);
-  const { documents, topic } = slowResearch(31);
+  const { documents, topic } = research(31);
+  world.gate.hold("thread-researcher");
   documents[0].text += ` ${MARKER}.`;
   const body = { sessionId: id, message: topic, state: { documents }, userId: "u", tags: ["t"], metadata: { m: 1 } };
   assert.equal((await mount.start(body, { "idempotency-key": "own-key" })).status, 200);
@@ -63,6 +65,7 @@ async function everything(mount, name) {
   }
   await mount.interrupt(id, "a pause");
   await settled(mount, id, "interrupted");
+  world.gate.open();
   assert.equal((await mount.resume({ sessionId: id })).status, 200);
   const { events } = await mount.read(id, { fromSequence: 0 });
   assert.equal(terminalOf(events).data.status, "completed");

@@ -2,13 +2,14 @@
 
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
-import { quotationsOf, slowResearch } from "./support/documents.mjs";
+import { quotationsOf, research } from "./support/documents.mjs";
+import { startGated } from "./support/gate.mjs";
 import { assertForwarding, assertGapless, assertPairing, chunksOf, ofType, terminalOf } from "./support/stream.mjs";
-import { newSession, settled, startWorld } from "./support/world.mjs";
+import { newSession, settled } from "./support/world.mjs";
 
 let world;
 before(async () => {
-  world = await startWorld();
+  world = await startGated();
 });
 after(() => world.stop());
 
@@ -19,14 +20,15 @@ const mounts = [
 ];
 
 async function begin(mount, name, seed, headers) {
-  const { documents, topic } = slowResearch(seed);
+  const { documents, topic } = research(seed);
+  world.gate.hold("thread-researcher");
   const body = { sessionId: newSession(name), message: topic, state: { documents } };
   const started = await mount.start(body, headers);
   assert.equal(started.status, 200, started.text);
   return { ...started.json, body, documents };
 }
 
-/** Reads until the first researcher is announced: the job is in the middle of its longest step. */
+/** Reads until the first researcher is announced: there the job is held, in the middle of its longest step. */
 function untilResearch(mount, id) {
   const isResearch = ({ event, data }) => event === "chunk" && JSON.parse(data).chunk.subAgentType === "thread-researcher";
   return mount.read(id, {}, { until: isResearch });
@@ -65,6 +67,7 @@ for (const [name, mountOf] of mounts) {
       const { status, json } = await mount.interrupt(job.sessionId, "a pause");
       assert.deepEqual([status, json.sessionId, json.accepted], [200, job.sessionId, true]);
       assert.ok(["running", "interrupted"].includes(json.status));
+      world.gate.open();
       const { events } = await mount.read(job.sessionId, { fromSequence: 0 });
       const { event, data } = terminalOf(events);
       assert.deepEqual([event, data.status, data.runId, data.output], ["end", "interrupted", job.runId, undefined]);
@@ -164,9 +167,10 @@ test("a stop of the parent reaches the child in the other service", async () => 
 
 describe("idempotency keys", () => {
   test("a known key answers with the same run, also when it is over", async () => {
+    world.gate.open();
     for (const [name, mountOf] of mounts) {
       const mount = mountOf();
-      const { topic } = slowResearch(45);
+      const { topic } = research(45);
       const body = { sessionId: newSession("key"), message: topic, metadata: { a: 1, b: [1, 2] } };
       const refused = await mount.start({ ...body, message: 7 }, { "idempotency-key": "k 1" });
       assert.equal(refused.status, 400, "a refused request stores nothing");
