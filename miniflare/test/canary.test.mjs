@@ -3,9 +3,10 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { Follower, httpSource } from "../../client/src/index.ts";
-import { slowResearch } from "./support/documents.mjs";
+import { research } from "./support/documents.mjs";
+import { startGated } from "./support/gate.mjs";
 import { chunksOf, ofType, terminalOf } from "./support/stream.mjs";
-import { newSession, settled, startWorld } from "./support/world.mjs";
+import { newSession, settled } from "./support/world.mjs";
 
 const CANARIES = {
   title: "canary-title-7c1f",
@@ -49,7 +50,7 @@ class Seen {
 
 let world;
 before(async () => {
-  world = await startWorld();
+  world = await startGated();
 });
 after(() => world.stop());
 
@@ -60,7 +61,8 @@ describe("a planner behind the projected mount", () => {
 
   before(async () => {
     const { planner } = world;
-    const body = startBody(id, slowResearch(99));
+    world.gate.hold("thread-researcher");
+    const body = startBody(id, research(99));
     const started = seen.answer("start", await planner.start(body, { "idempotency-key": "k" }));
     assert.equal(started.status, 200, started.text);
     const stream = await planner.open(id, { streamId: started.json.streamId });
@@ -68,8 +70,11 @@ describe("a planner behind the projected mount", () => {
     let asked = 0;
     for await (const event of stream.events) {
       events.push(event);
+      if (event.event !== "chunk" || JSON.parse(event.data).chunk.type !== "subagent_start") continue;
       // In the middle of the job, several times: whatever can be asked.
-      if (event.event === "chunk" && JSON.parse(event.data).chunk.type === "subagent_start" && (asked += 1) <= 2) await ask(`running ${asked}`);
+      asked += 1;
+      if (asked <= 2) await ask(`running ${asked}`);
+      if (asked === 2) world.gate.open();
     }
     live = events;
     seen.answer("live", { status: stream.status, headers: stream.headers, events });
@@ -161,8 +166,9 @@ describe("a planner behind the projected mount", () => {
   });
 
   test("is followed from one snapshot to its end", async () => {
+    world.gate.hold("planner");
     const session = newSession("canary-followed");
-    assert.equal((await world.planner.start(startBody(session, slowResearch(98)))).status, 200);
+    assert.equal((await world.planner.start(startBody(session, research(98)))).status, 200);
     const { urls, authorization } = world.workers;
     const source = httpSource(session, { origin: urls.producer, headers: () => authorization });
     let snapshots = 0;
@@ -171,6 +177,7 @@ describe("a planner behind the projected mount", () => {
     const steps = new Map();
     for await (const event of follower.follow(AbortSignal.timeout(120_000))) {
       const { status, state } = follower.root.document;
+      if (status.kind === "exact") world.gate.open();
       if (event.kind === "document" && event.node === follower.root && status.kind === "exact") steps.set(status.step, state);
     }
     const { document } = follower.root;
@@ -197,8 +204,9 @@ describe("a planner behind the projected mount", () => {
 
 test("a run that is stopped shows no canary either", async () => {
   const seen = new Seen();
+  world.gate.hold("thread-researcher");
   const id = newSession("canary-stopped");
-  assert.equal((await world.planner.start(startBody(id, slowResearch(5)))).status, 200);
+  assert.equal((await world.planner.start(startBody(id, research(5)))).status, 200);
   await world.planner.read(id, {}, { until: ({ event, data }) => event === "chunk" && JSON.parse(data).chunk.type === "subagent_start" });
   const stopped = seen.answer("interrupt", await world.planner.interrupt(id, "enough"));
   assert.equal(stopped.json.accepted, true, stopped.text);

@@ -1,19 +1,24 @@
-// Events arrive as they are written: the tests rest on what is true at the moment of an arrival, never on clocks.
+// Events arrive as they are written: the tests rest on what is true at the moment of an arrival, and whoever would change
+// it meanwhile is held until that has been looked at.
 
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
-import { slowResearch } from "./support/documents.mjs";
+import { research } from "./support/documents.mjs";
+import { startGated } from "./support/gate.mjs";
 import { chunksOf, ofType, terminalOf } from "./support/stream.mjs";
-import { newSession, settled, startWorld } from "./support/world.mjs";
+import { newSession, settled } from "./support/world.mjs";
+
+/** As many researchers as a planner has at work at once. */
+const QUESTIONS = 4;
 
 let world;
 before(async () => {
-  world = await startWorld();
+  world = await startGated();
 });
 after(() => world.stop());
 
 async function begin(mount, name, seed) {
-  const { documents, topic } = slowResearch(seed);
+  const { documents, topic } = research(seed, { questions: QUESTIONS });
   const id = newSession(name);
   const started = await mount.start({ sessionId: id, message: topic, state: { documents } });
   assert.equal(started.status, 200, started.text);
@@ -22,8 +27,9 @@ async function begin(mount, name, seed) {
 
 describe("a stream that is attached to right after the start", () => {
   for (const [name, mountOf] of [["consumer", () => world.writer], ["producer, projected", () => world.planner], ["producer, raw", () => world.raw]]) {
-    test(`${name}: the first bytes come before the first token, in a part of their own`, async () => {
+    test(`${name}: the first bytes come before the first token`, async () => {
       const mount = mountOf();
+      world.gate.hold(mount.agentType);
       const id = await begin(mount, "first", 21);
       const { response } = await mount.open(id, { fromSequence: 0 });
       assert.equal(response.status, 200);
@@ -32,14 +38,17 @@ describe("a stream that is attached to right after the start", () => {
       assert.equal(response.headers.get("content-encoding"), null);
       const reader = response.body.getReader();
       const parts = [];
+      let first;
       for (let part = await reader.read(); !part.done; part = await reader.read()) {
         const text = Buffer.from(part.value).toString();
         parts.push(text);
-        // The job is still under way when the first parts are here.
-        if (parts.length <= 2) assert.equal((await mount.status(id)).json.status, "running", `at part ${parts.length}`);
+        // All of this is here while the model has said nothing.
+        if (!parts.join("").includes("event: caught-up\n")) continue;
+        first ??= parts.join("");
+        world.gate.open();
       }
-      assert.match(parts[0], /^:[^\n]*\n\n$/, "the first part is a comment and nothing else");
-      assert.ok(parts.length > 10, `${parts.length} parts`);
+      assert.match(first, /^:[^\n]*\n\nevent: chunk\n/, "a comment comes before everything else");
+      assert.equal(first.split("event: chunk\n").length, 2, `the start of the run: ${first}`);
       assert.match(parts.at(-1), /event: end\n/);
     });
   }
@@ -47,37 +56,46 @@ describe("a stream that is attached to right after the start", () => {
 
 describe("events arrive as they are written", () => {
   test("what a researcher two services away says is here while all of them are at work", async () => {
+    world.gate.hold("writer");
+    world.gate.hold("thread-researcher", { opens: true });
     const id = await begin(world.writer, "tokens", 22);
     const stream = await world.writer.open(id);
     const seen = [];
+    const of = (type) => seen.filter((one) => one.type === type);
     const events = [];
     let caughtUp;
     for await (const event of stream.events) {
       events.push(event);
-      if (event.event === "caught-up") caughtUp ??= JSON.parse(event.data).sequence;
+      if (event.event === "caught-up") {
+        caughtUp ??= JSON.parse(event.data).sequence;
+        world.gate.release("writer");
+      }
       if (event.event !== "chunk") continue;
       const { sequence, chunk } = JSON.parse(event.data);
-      const isFirst = chunk.type === "text_delta" && !seen.some(({ type }) => type === chunk.type);
+      const isFirst = chunk.type === "text_delta" && of("text_delta").length === 0;
       const isNews = isFirst || chunk.type === "subagent_start" || (chunk.type === "step_committed" && chunk.agentType === "planner");
       if (isNews && chunk.agentType !== "writer") {
         const [{ json: status }, { json: snapshot }] = await Promise.all([world.writer.status(id), world.writer.snapshot(id)]);
         seen.push({ type: chunk.type, agentType: chunk.agentType, sequence, status, snapshot });
+        // All are announced, and one has been heard: they may go on.
+        if (of("subagent_start").length === QUESTIONS && of("text_delta").length > 0) world.gate.open();
       }
     }
     assert.equal(terminalOf(events).data.status, "completed");
-    const token = seen.find(({ type }) => type === "text_delta");
+    const [token] = of("text_delta");
     assert.equal(token.agentType, "thread-researcher", "the first words are a researcher's");
     assert.deepEqual([token.status.status, token.status.isExecuting, token.status.output], ["running", true, undefined]);
     assert.ok(token.snapshot.streamSequence < token.sequence, "the writer's step is open: its research has not come back");
     assert.equal(token.snapshot.state.research, null);
-    const starts = seen.filter(({ type }) => type === "subagent_start");
-    assert.ok(starts.length >= 6 && starts.every(({ status }) => status.status === "running"));
+    const starts = of("subagent_start");
+    assert.ok(starts.length === QUESTIONS && starts.every(({ status }) => status.status === "running"));
     const chunks = chunksOf(events);
     assert.ok(caughtUp < chunks.at(-1).sequence, "most of the stream came after the replay was done");
     assert.ok(chunks.filter(({ sequence }) => sequence > caughtUp).length > chunks.length / 2);
   });
 
   test("a step's end is here before the next step is made, on the projected mount", async () => {
+    world.gate.hold("planner", { which: ({ messages }) => messages.some(({ role }) => role === "tool") });
     const id = await begin(world.planner, "steps", 23);
     const stream = await world.planner.open(id);
     const phases = [];
@@ -85,7 +103,10 @@ describe("events arrive as they are written", () => {
     for await (const event of stream.events) {
       events.push(event);
       const chunk = event.event === "chunk" ? JSON.parse(event.data).chunk : {};
-      if (chunk.agentType === "planner" && chunk.type === "step_committed" && chunk.stepCount === 1) phases.push((await world.planner.snapshot(id)).json);
+      if (chunk.agentType === "planner" && chunk.type === "step_committed" && chunk.stepCount === 1) {
+        phases.push((await world.planner.snapshot(id)).json);
+        world.gate.open();
+      }
     }
     assert.equal(terminalOf(events).data.status, "completed");
     assert.equal(phases.length, 1);
@@ -98,9 +119,11 @@ describe("a reader that goes away", () => {
   for (const [name, mountOf] of [["consumer", () => world.writer], ["producer, projected", () => world.planner]]) {
     test(`${name}: cancels nothing`, async () => {
       const mount = mountOf();
+      world.gate.hold("thread-researcher");
       const id = await begin(mount, "gone", 24);
       const { events } = await mount.read(id, {}, { until: ({ event, data }) => event === "chunk" && JSON.parse(data).chunk.type === "subagent_start" });
       assert.equal((await mount.status(id)).json.status, "running");
+      world.gate.open();
       // The only reader has left, and nobody asks for anything but the status.
       const status = await settled(mount, id, "completed");
       assert.ok(status.output.sections.length > 0);
