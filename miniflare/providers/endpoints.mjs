@@ -24,10 +24,8 @@ const STATUSES = [400, 401, 402, 403, 404, 408, 413, 422, 429, 500, 502, 503, 50
  * @param {(request: object) => object} [answer]  What aimock answers to a request, as chat completions have it, that is
  *        no scene of the suite.
  * @param {{latency?: number, chunkSize?: number}} [pace]  How such an answer streams.
- * @param {(body: object) => Promise<void> | undefined} [hold]  Asked with each conversation for aimock, which is passed
- *        on when the promise is kept.
  */
-export async function startEndpoints(answer, pace = {}, hold = () => undefined) {
+export async function startEndpoints(answer, pace = {}) {
   const mock = new LLMock({ port: 0, host: "127.0.0.1" });
   const usage = { prompt_tokens: 11, completion_tokens: 7, total_tokens: 18 };
   const scene = (name) => new RegExp(`^${name}$`);
@@ -54,9 +52,10 @@ export async function startEndpoints(answer, pace = {}, hold = () => undefined) 
     bodies.push(JSON.parse(text));
     return { text, body: bodies.at(-1) };
   };
+  let held;
   const front = createServer(async (request, response) => {
     const { text, body } = await taken(request);
-    await hold(body);
+    if (held?.which(body)) await held.released;
     const { method, headers, url: path } = request;
     const asked = send(new URL(path, behind), { method, headers }, (answer) => {
       response.writeHead(answer.statusCode, answer.headers);
@@ -86,6 +85,15 @@ export async function startEndpoints(answer, pace = {}, hold = () => undefined) 
   return {
     aimock,
     raw: url,
+    /** From now on, what aimock is asked waits where `which` is true of the body; what this gives lets it go on. */
+    hold(which) {
+      const { promise: released, resolve } = Promise.withResolvers();
+      held = { which, released };
+      return () => {
+        held = undefined;
+        resolve();
+      };
+    },
     /** How many conversations came in, and what is wrong with them. */
     histories: async () => (await fetch(`${url}/histories`)).json(),
     async stop() {

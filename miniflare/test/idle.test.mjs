@@ -63,10 +63,12 @@ test("sessions at rest have no alarm and nothing pending, however they came to r
 
   const lines = eventsOf(world.workers).length;
   const requests = (await recorded(world)).length;
-  await stress.start({ sessionId: running, message: say(16, 400) });
+  // It goes on until it is stopped.
+  await stress.start({ sessionId: running, message: say(100_000, 400) });
   // By its own pace this takes more than two periods of the watchdog.
   await stress.read(running, { fromSequence: 0 }, { until: (event) => event.event === "chunk" && ofType(chunksOf([event]), "text_delta").some(({ chunk }) => chunk.delta.startsWith("13")) });
   assert.deepEqual(await alarms(), [running], "the one that runs has an alarm, and nobody else");
+  await stress.interrupt(running);
   await settledByItself(world.workers, running);
   await eventually("it is at rest as well", async () => ((await alarms()).length === 0 ? true : undefined));
   const said = eventsOf(world.workers).slice(lines).filter((line) => line.sessionId !== running);

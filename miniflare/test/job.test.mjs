@@ -7,6 +7,7 @@ import { after, before, describe, test } from "node:test";
 import { isDeepStrictEqual } from "node:util";
 import { ROOT } from "../harness.mjs";
 import { quotationsOf, research, slowResearch } from "./support/documents.mjs";
+import { startGated } from "./support/gate.mjs";
 import { follow } from "./support/patch.mjs";
 import { send } from "./support/http.mjs";
 import { assertForwarding, assertGapless, assertPairing, chunksOf, ofType, terminalOf } from "./support/stream.mjs";
@@ -20,28 +21,31 @@ before(async () => {
 });
 after(() => world.stop());
 
-/** Follows a job from its start on, and takes a pinned snapshot of every session as soon as it is announced. */
-async function runJob(id, { documents, topic }) {
+/** Follows a job from its start on, and takes a pinned snapshot of every session as soon as it is announced; `taken` is told whose. */
+async function runJob(id, { documents, topic }, { world: { writer, child } = world, taken = () => {} } = {}) {
   const state = documents && { documents };
-  const started = await world.writer.start({ sessionId: id, message: topic, state });
+  const started = await writer.start({ sessionId: id, message: topic, state });
   assert.equal(started.status, 200, started.text);
-  const { json: first } = await world.writer.snapshot(id);
+  const { json: first } = await writer.snapshot(id);
+  taken("writer");
   const baselines = [Promise.resolve(first)];
-  const stream = await world.writer.open(id, { streamId: started.json.streamId });
+  const stream = await writer.open(id, { streamId: started.json.streamId });
   assert.equal(stream.headers.get("x-remote-agents-stream"), started.json.streamId);
   const events = [];
   for await (const event of stream.events) {
     events.push(event);
     const chunk = event.event === "chunk" ? JSON.parse(event.data).chunk : {};
-    if (chunk.type === "subagent_start") baselines.push(childSnapshot(chunk.subSessionId, chunk.subAgentType));
+    if (chunk.type !== "subagent_start") continue;
+    const { subSessionId, subAgentType } = chunk;
+    baselines.push(childSnapshot(child, subSessionId, subAgentType).finally(() => taken(subAgentType)));
   }
   return { id, started: started.json, events, chunks: chunksOf(events), end: terminalOf(events), baselines: await Promise.all(baselines) };
 }
 
 /** Announced comes before begun, so the first answers may be those of an unknown session. */
-function childSnapshot(sessionId, agentType) {
+function childSnapshot(child, sessionId, agentType) {
   return eventually(`${sessionId} has a snapshot`, async () => {
-    const { status, json, text } = await world.child.snapshot(sessionId, agentType);
+    const { status, json, text } = await child.snapshot(sessionId, agentType);
     assert.ok(status === 200 || status === 404, text);
     return status === 200 ? json : undefined;
   });
@@ -112,23 +116,8 @@ describe("a job on documents that nobody has seen before", () => {
     assert.ok(most >= 2 && most <= 4, `${most} at once`);
   });
 
-  test("patches add up to the state at each step, for every session", async () => {
-    const final = new Map([[job.id, job.end.data.state]]);
-    for (const { subSessionId, subAgentType } of assertPairing(job.chunks)) {
-      const { json } = await world.child.snapshot(subSessionId, subAgentType);
-      assert.equal(json.streamSequence, -1, "a session that has ended has no position");
-      final.set(subSessionId, json.state);
-    }
-    const followed = new Map();
-    for (const baseline of job.baselines.filter(({ streamSequence }) => streamSequence >= 0)) {
-      const { state, steps, patches } = follow(baseline, job.chunks);
-      assert.deepEqual(state, final.get(baseline.sessionId), `the state of ${baseline.sessionId}`);
-      followed.set(baseline.sessionId, { steps, patches });
-    }
-    for (const id of [job.id, assertPairing(job.chunks)[0].subSessionId]) {
-      assert.ok(followed.get(id)?.steps > 0 && followed.get(id).patches > 0, `${id} was followed from a pinned snapshot`);
-    }
-    assert.ok(followed.size > 2, "so was a researcher");
+  test("patches add up to the state at each step, for every session that was read while it ran", async () => {
+    assertFolds(job, await finalStates(job, world));
   });
 
   test("usage is the recursive sum, and the same wherever it is asked for", async () => {
@@ -191,29 +180,76 @@ describe("a job on documents that nobody has seen before", () => {
   });
 });
 
+/** The state of each session of a job that has ended. */
+async function finalStates({ id, end, chunks }, { child }) {
+  const final = new Map([[id, end.data.state]]);
+  for (const { subSessionId, subAgentType } of assertPairing(chunks)) {
+    const { json } = await child.snapshot(subSessionId, subAgentType);
+    assert.equal(json.streamSequence, -1, "a session that has ended has no position");
+    final.set(subSessionId, json.state);
+  }
+  return final;
+}
+
+/** From each snapshot with a position, the patches lead to the final state. Returns how many steps and patches there were. */
+function assertFolds({ baselines, chunks }, final) {
+  const followed = new Map();
+  for (const baseline of baselines.filter(({ streamSequence }) => streamSequence >= 0)) {
+    const { state, steps, patches } = follow(baseline, chunks);
+    assert.deepEqual(state, final.get(baseline.sessionId), `the state of ${baseline.sessionId}`);
+    followed.set(baseline.sessionId, { steps, patches });
+  }
+  return followed;
+}
+
+describe("a job whose model waits", () => {
+  const given = research(20261201, { documents: 10 });
+  let gated;
+  before(async () => {
+    gated = await startGated();
+  });
+  after(() => gated.stop());
+
+  test("patches add up to the state at each step, for every session from its beginning", async () => {
+    const missing = { writer: 1, planner: 1, "thread-researcher": 2 };
+    for (const agentType of Object.keys(missing)) gated.gate.hold(agentType);
+    const taken = (agentType) => {
+      missing[agentType] -= 1;
+      if (missing[agentType] === 0) gated.gate.release(agentType);
+    };
+    const job = await runJob(newSession("followed"), given, { world: gated, taken });
+    const followed = assertFolds(job, await finalStates(job, gated));
+    assert.deepEqual([followed.size, missing], [4, { writer: 0, planner: 0, "thread-researcher": 0 }]);
+    for (const [id, { steps, patches }] of followed) assert.ok(steps > 0 && patches > 0, `${id} was followed from a pinned snapshot`);
+  });
+
+  test("reads the tree of a running job, each node pinned by itself", async () => {
+    gated.gate.hold("thread-researcher");
+    const id = newSession("running");
+    const started = await gated.writer.start({ sessionId: id, message: given.topic, state: { documents: given.documents } });
+    assert.equal(started.status, 200, started.text);
+    const nodes = await eventually("the tree has both researchers at work", async () => {
+      const { status, json, text } = await gated.writer.tree(id);
+      assert.equal(status, 200, text);
+      const nodes = nodesOf(json);
+      return nodes.length === 4 && nodes.every(({ status }) => status === "running") ? nodes : undefined;
+    });
+    for (const { sessionId, state, streamSequence, reason, streamId } of nodes) {
+      assert.ok(reason === undefined && streamSequence > 0 && typeof state === "object" && streamId !== undefined, sessionId);
+    }
+    assert.deepEqual(nodes.map(({ agentType }) => agentType), ["writer", "planner", "thread-researcher", "thread-researcher"]);
+    gated.gate.open();
+    await gated.writer.read(id);
+  });
+});
+
 describe("who comes late", () => {
   const given = slowResearch(20261201);
   const id = newSession("late");
-  let running;
   before(async () => {
     const started = await world.writer.start({ sessionId: id, message: given.topic, state: { documents: given.documents } });
     assert.equal(started.status, 200, started.text);
-    // In the middle of the work: the planner waits for its researchers.
-    running = await eventually("the tree has researchers at work", async () => {
-      const { status, json, text } = await world.writer.tree(id);
-      assert.equal(status, 200, text);
-      const nodes = nodesOf(json);
-      return nodes.some(({ agentType, status }) => agentType === "thread-researcher" && status === "running") ? nodes : undefined;
-    });
     await world.writer.read(id);
-  });
-
-  test("reads the tree of a running job, each node pinned by itself", () => {
-    for (const { sessionId, status, state, streamSequence, reason, streamId } of running) {
-      if (reason !== undefined) assert.equal(reason, "not_found", `${sessionId} is announced and has not begun`);
-      else if (status === "running") assert.ok(streamSequence > 0 && typeof state === "object" && streamId !== undefined, sessionId);
-    }
-    assert.deepEqual(running.slice(0, 2).map(({ agentType, status }) => [agentType, status]), [["writer", "running"], ["planner", "running"]]);
   });
 
   test("reads the tree of an ended job: writer, planner and researchers as their snapshots are", async () => {

@@ -103,7 +103,7 @@ for (const [how, burns] of [["at once", 0], ["after a moment", 1]]) {
     // One neighbour has a reader; the other is asked for nothing, so that its alarm alone brings it back.
     const count = 30;
     for (const id of [busy, alone]) {
-      assert.equal((await mount.start({ sessionId: id, message: script({ steps: { count, takes: 40 } }) })).status, 200);
+      assert.equal((await mount.start({ sessionId: id, message: script({ steps: { count, takes: 150 } }) })).status, 200);
     }
     const { json: baseline } = await mount.snapshot(busy);
     const reader = followed(busy);

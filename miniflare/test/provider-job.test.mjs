@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { after, afterEach, describe, test } from "node:test";
 import { startEndpoints } from "../providers/endpoints.mjs";
-import { COST, expectedSections, researchScript } from "../providers/research.mjs";
+import { COST, agentTypeOf, expectedSections, researchScript } from "../providers/research.mjs";
 import { quotationsOf, research } from "./support/documents.mjs";
 import { assertGapless, assertPairing, chunksOf, ofType, terminalOf } from "./support/stream.mjs";
 import { newSession, settled, startWorld } from "./support/world.mjs";
@@ -89,12 +89,15 @@ test("a job whose Workers are killed and whose run is interrupted still sends wh
   const job = await scripted("openai", { latency: 8, chunkSize: 16 });
   const id = newSession("cut");
   const { writer } = job.world;
+  // The writer hears of no research before its run has been interrupted.
+  const release = job.endpoints.hold((asked) => agentTypeOf(asked) === "writer" && asked.messages.some(({ role }) => role === "tool"));
   await started(job.world, id);
   await writer.read(id, { fromSequence: -1 }, { until: isOf("text_delta", "tool_arg_stream_delta", "thread-researcher") });
   await job.world.workers.restart();
   await job.world.writer.read(id, { fromSequence: -1 }, { until: isOf("tool_end", "tool_start", "thread-researcher") });
   const { status, text } = await job.world.writer.interrupt(id);
   assert.equal(status, 200, text);
+  release();
   await settled(job.world.writer, id, "interrupted");
   const resumed = await job.world.writer.resume({ sessionId: id, message: given.topic });
   assert.equal(resumed.status, 200, resumed.text);

@@ -2,13 +2,14 @@
 
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
-import { research, slowResearch } from "./support/documents.mjs";
+import { research } from "./support/documents.mjs";
+import { startGated } from "./support/gate.mjs";
 import { assertGapless, chunksOf, ofType, terminalOf } from "./support/stream.mjs";
-import { newSession, settled, startWorld } from "./support/world.mjs";
+import { newSession, settled } from "./support/world.mjs";
 
 let world;
 before(async () => {
-  world = await startWorld();
+  world = await startGated();
 });
 after(() => world.stop());
 
@@ -146,10 +147,14 @@ function chunkBytes(events) {
   return Buffer.concat(chunksOf(events).map(({ bytes }) => bytes)).toString();
 }
 
+/** The last of the cuts that are made while the researchers are held; each is one chunk longer than the one before. */
+const HELD_CUTS = 5;
+
 for (const [name, mountOf] of [["consumer", () => world.writer], ["producer, projected", () => world.planner]]) {
   test(`a session at work, cut again and again: ${name}`, async () => {
     const mount = mountOf();
-    const job = await begin(mount, "live", slowResearch(13));
+    world.gate.hold("thread-researcher");
+    const job = await begin(mount, "live", research(13));
     const uncut = mount.read(job.id, { fromSequence: 0 });
     const events = [];
     let running = 0;
@@ -157,10 +162,11 @@ for (const [name, mountOf] of [["consumer", () => world.writer], ["producer, pro
       const last = events.findLast(({ id }) => id !== undefined)?.id ?? "0";
       const how = cut % 2 === 0 ? [{ fromSequence: last, streamId: job.streamId }, {}] : [{}, { "last-event-id": last }];
       const part = await mount.read(job.id, how[0], { headers: how[1], until: nthChunk(1 + (cut % 9)) });
-      if (cut % 5 === 0 && (await mount.status(job.id)).json.status === "running") running += 1;
+      if (cut <= HELD_CUTS && (await mount.status(job.id)).json.status === "running") running += 1;
+      if (cut === HELD_CUTS) world.gate.open();
       events.push(...part.events);
     }
-    assert.ok(running >= 3, `${running} of the cuts that were looked at were made while the session was at work`);
+    assert.equal(running, HELD_CUTS + 1, "these cuts were made while the session was at work");
     assert.deepEqual(wire(events), wire((await uncut).events));
     assert.equal(terminalOf(events).data.status, "completed");
     if (mount === world.writer) assertGapless(chunksOf(events));
@@ -172,7 +178,7 @@ function isEnd(event) {
 }
 
 test("many readers at once: each has the whole stream", async () => {
-  const job = await begin(world.writer, "readers", slowResearch(14));
+  const job = await begin(world.writer, "readers", research(14));
   const reads = await Promise.all(Array.from({ length: 12 }, () => world.writer.read(job.id, { fromSequence: 0 })));
   const [first, ...others] = reads.map(({ events }) => wire(events));
   for (const other of others) assert.deepEqual(other, first);

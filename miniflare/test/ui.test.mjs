@@ -5,14 +5,21 @@ import { after, before, describe, test } from "node:test";
 import { AbstractChat, DefaultChatTransport, parseJsonEventStream, readUIMessageStream, uiMessageChunkSchema } from "ai";
 import { chatTransport, chunkOf, Document } from "../../client/src/index.ts";
 import { slowResearch } from "./support/documents.mjs";
+import { HELD, Line } from "./support/line.mjs";
 import { chunksOf, ofType, terminalOf } from "./support/stream.mjs";
 import { newSession, startWorld } from "./support/world.mjs";
 
+/** Between the writer and its planner, so that a job can be held. */
+const line = new Line();
 let world;
 before(async () => {
-  world = await startWorld();
+  const props = { mount: "internal" };
+  world = await startWorld({ extra: [line.worker("producer", { props })], producerVia: "line", outbound: line.outbound });
 });
-after(() => world.stop());
+after(() => {
+  line.hangUp();
+  return world?.stop();
+});
 
 const address = (session, query = {}) => `${world.workers.urls.consumer}/agents/writer/ui?${new URLSearchParams({ sessionId: session, ...query })}`;
 
@@ -66,11 +73,13 @@ async function begin(name, seed) {
 }
 
 test("a job is a message with the text, the calls and the state of its own session, live and late", async () => {
+  line.set("message-", ["start"], HELD);
   const { session, runId, streamId } = await begin("message", 71);
   const snapshot = (await world.writer.snapshot(session)).json;
   const document = new Document(session);
   document.takeRequest();
   document.baseline(snapshot, false);
+  line.mend("message-");
 
   const late = [];
   const cursors = [];
@@ -202,6 +211,7 @@ describe("what is asked for", () => {
   });
 
   test("begins at once, and says which stream it is", async () => {
+    line.set("headers-", ["start"], HELD);
     const { session, streamId } = await begin("headers", 74);
     const response = await fetch(address(session), { headers: world.workers.authorization });
     assert.equal(response.headers.get("x-vercel-ai-ui-message-stream"), "v1");
@@ -211,6 +221,7 @@ describe("what is asked for", () => {
     const reader = response.body.getReader();
     assert.match(Buffer.from((await reader.read()).value).toString(), /^:[^\n]*\n\n/);
     assert.equal((await world.writer.status(session)).json.status, "running");
+    line.mend("headers-");
     await reader.cancel();
     assert.equal((await world.writer.abort(session)).status, 200);
   });

@@ -48,9 +48,9 @@ export class Line {
   #rules = [];
   #held = new Set();
 
-  /** The Worker, in front of the service `to`. */
-  worker(to, name = "line") {
-    return { name, script, services: { ON: { to } } };
+  /** The Worker, in front of the service `to`, which sees `props`. */
+  worker(to, { name = "line", props } = {}) {
+    return { name, script, services: { ON: { to, props } } };
   }
 
   outbound = async (request) => {
