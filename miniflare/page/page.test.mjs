@@ -9,7 +9,7 @@ import puppeteer from "puppeteer-core";
 import { ROOT } from "../harness.mjs";
 import { startCuts } from "../test/support/cuts.mjs";
 import { research } from "../test/support/documents.mjs";
-import { startHeldWorld } from "../test/support/held.mjs";
+import { startGated } from "../test/support/gate.mjs";
 import { send } from "../test/support/http.mjs";
 import { nodesOf } from "../test/support/tree.mjs";
 import { eventually, newSession, settled, startWorld } from "../test/support/world.mjs";
@@ -19,7 +19,7 @@ const PICTURES = join(ROOT, "target/pages");
 const SECONDS = 120;
 
 let world;
-/** Another one, whose researchers wait until they are let go. */
+/** Another one, at the gate of whose model a test holds whom it wants to see at work. */
 let held;
 let browser;
 /** Lines that can be cut, in front of the consumers. */
@@ -30,7 +30,7 @@ const complaints = [];
 before(async () => {
   mkdirSync(PICTURES, { recursive: true });
   world = await startWorld();
-  held = await startHeldWorld({ apiKey: world.workers.apiKey });
+  held = await startGated({ apiKey: world.workers.apiKey });
   cuts = await startCuts(world.workers.urls.consumer);
   heldCuts = await startCuts(held.workers.urls.consumer);
   browser = await puppeteer.launch({
@@ -103,6 +103,11 @@ const isFinal = () => {
 async function start(session, { documents, topic }, { writer } = world) {
   const { status, text } = await writer.start({ sessionId: session, message: topic, state: { documents } });
   assert.equal(status, 200, text);
+}
+
+/** Researchers wait once they have searched, so that there is a state to see. */
+function holdResearchers() {
+  held.gate.hold("thread-researcher", { which: ({ messages }) => messages.some(({ role }) => role === "tool") });
 }
 
 /** Waits until every tab shows the agents, places, statuses and states that the tree route tells, and all the same labels. */
@@ -227,6 +232,7 @@ describe("the page", () => {
   test("shows the same tree to who joins late, reloads, or loses the network", async () => {
     const session = newSession("watched");
     const [first, second] = [await open({ base: held.workers.urls.consumer }), await open({ base: heldCuts.url })];
+    holdResearchers();
     await start(session, research(3), held);
     await first.goto(`${held.workers.urls.consumer}/#session=${session}`);
     await waitFor(first, "some agents", hasAgents, 4);
@@ -239,7 +245,7 @@ describe("the page", () => {
     await first.reload();
     await waitFor(first, "the tree again", hasAgents, 4);
     heldCuts.mend();
-    held.release();
+    held.gate.open();
 
     for (const tab of [first, second]) {
       await waitFor(tab, "the end", isLine, "completed");
@@ -290,7 +296,7 @@ describe("the page", () => {
 
   test("stops a run and goes on with it, and so does the tab that watches", async () => {
     const session = newSession("stopped");
-    held.hold();
+    holdResearchers();
     await start(session, research(4), held);
     const base = held.workers.urls.consumer;
     const [tab, watching] = [await open({ session, base }), await open({ session, base })];
@@ -302,7 +308,7 @@ describe("the page", () => {
     assert.deepEqual(new Set([...Object.values(stopped), "completed"]), new Set(["interrupted", "completed"]), "nobody failed");
     await tab.screenshot({ path: join(PICTURES, "stopped.png"), fullPage: true });
     await tab.waitForSelector("#go-on:not([hidden])");
-    held.release();
+    held.gate.open();
     await tab.click("#go-on");
     for (const each of [tab, watching]) await waitFor(each, "the end", isLine, "completed");
     await settled(held.writer, session, "completed");
@@ -374,12 +380,12 @@ describe("the page", () => {
 
   test("shows what a run has cost while it works, with one reading in two seconds", async () => {
     const session = newSession("cost");
-    held.hold();
+    holdResearchers();
     await start(session, research(12), held);
     const from = heldCuts.requests.length;
     const tab = await open({ session, base: heldCuts.url });
     await waitFor(tab, "a cost while it works", () => /^[1-9]\d* tokens/.test(document.querySelector("#usage").textContent) && ["joining", "live"].includes(document.querySelector("#line").textContent));
-    held.release();
+    held.gate.open();
     await waitFor(tab, "the end", isLine, "completed");
     const { rollup } = (await held.writer.usage(session)).json;
     await waitFor(tab, "the cost of all", (total) => document.querySelector("#usage").textContent.startsWith(`${total} tokens`), rollup.tokens.total);
@@ -392,20 +398,19 @@ describe("the page", () => {
 
   test("keeps a message that is refused because the agents are busy, and offers it again", async () => {
     const session = newSession("busy");
-    held.release();
     await start(session, research(8), held);
     await settled(held.writer, session, "completed");
     const tab = await open({ session, base: held.workers.urls.consumer });
     await waitFor(tab, "the end", isLine, "completed");
     // Somebody else is faster.
     await tab.type("#message", "And what about brass?");
-    held.hold(() => true);
+    held.gate.hold("writer");
     const more = await held.writer.post("resume", { sessionId: session, mode: "with_message", message: "And what about copper?" });
     assert.equal(more.status, 200, more.text);
     await tab.click("#message-form button");
     await waitFor(tab, "a refusal", () => document.querySelector("#notice").textContent.includes("kept"));
     assert.equal(await tab.$eval("#message", (message) => message.value), "And what about brass?");
-    held.release();
+    held.gate.open();
     await waitFor(tab, "the offer, when the run that it found has ended", () => document.querySelector("#notice").textContent.includes("can be sent now"));
     assert.deepEqual(await tab.$eval("#send-message", ({ disabled }) => disabled), false);
     assert.deepEqual(await spoken(tab), await conversationOf(session, held), "it shows the run that was faster");
