@@ -351,7 +351,11 @@ fn every_dependency_is_used_and_explained() {
         assert!(names.contains(&shared), "no package uses {shared}");
     }
     names.remove("remote-agents");
-    for package in ["package.json", "miniflare/bench/package.json"] {
+    for package in [
+        "package.json",
+        "miniflare/bench/package.json",
+        "miniflare/model/package.json",
+    ] {
         let package: Value = serde_json::from_str(&read(package)).unwrap();
         for section in ["dependencies", "devDependencies"] {
             let section = package.get(section).and_then(Value::as_object);

@@ -1,18 +1,14 @@
 //! `cargo xtask bench`: the library's object beside its peers in workerd; see `miniflare/bench`.
 
-use std::{
-    process::{Command, ExitCode},
-    time::Duration,
-};
+use std::process::ExitCode;
 
 use clap::Args;
 
 use crate::{
     build::{self, Worker},
     failure::{Failure, Result},
-    files, node, progress,
+    node, progress,
     provision::Provision,
-    run::Job,
 };
 
 const FOLDER: &str = "miniflare/bench";
@@ -58,31 +54,9 @@ pub(crate) fn run(provision: &Provision<'_>, options: &Options) -> Result<ExitCo
 
 /// Installs the package that is measured beside ours. Without it the benchmark goes on and says so.
 fn peers(provision: &Provision<'_>) -> Result<()> {
-    let paths = provision.paths;
-    let folder = paths.root.join(FOLDER);
     progress::noted("npm packages of the benchmark", || {
-        let wanted = files::fingerprint(
-            &[
-                &folder.join("package.json"),
-                &folder.join("package-lock.json"),
-            ],
-            &[],
-        );
-        let stamp = folder.join("node_modules/.in-step-with");
-        if files::read(&stamp).is_ok_and(|stamp| stamp == wanted) {
-            return Ok(((), "in step with package-lock.json".to_owned()));
-        }
-        let mut command = Command::new(node::npm());
-        command
-            .args(["ci", "--no-audit", "--no-fund", "--no-update-notifier"])
-            .current_dir(&folder);
-        let installed = Job::new("`npm ci`", &paths.log("npm-bench"), "")
-            .with_limit(Duration::from_secs(300))
-            .run(&mut command);
-        if installed.is_err() {
-            return Ok(((), "not installed: measured without them".to_owned()));
-        }
-        files::write(&stamp, &wanted)?;
-        Ok(((), "installed".to_owned()))
+        let installed = node::provide_aside(provision.paths, FOLDER, "npm-bench", &[])?;
+        let note = installed.unwrap_or("not installed: measured without them");
+        Ok(((), note.to_owned()))
     })
 }

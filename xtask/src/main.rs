@@ -12,6 +12,7 @@ mod dev;
 mod doctor;
 mod failure;
 mod files;
+mod model;
 mod node;
 mod paths;
 mod progress;

@@ -79,6 +79,41 @@ impl Node {
     }
 }
 
+/// `npm ci` in a folder with packages of its own, which one command alone needs. What is not there is said as a
+/// failure that the command may do without.
+pub(crate) fn provide_aside(
+    paths: &Paths,
+    folder: &str,
+    log: &str,
+    arguments: &[&str],
+) -> Result<Result<&'static str>> {
+    let folder = paths.root.join(folder);
+    let wanted = files::fingerprint(
+        &[
+            &folder.join("package.json"),
+            &folder.join("package-lock.json"),
+        ],
+        arguments,
+    );
+    let stamp = folder.join("node_modules/.in-step-with");
+    if files::read(&stamp).is_ok_and(|stamp| stamp == wanted) {
+        return Ok(Ok("in step with package-lock.json"));
+    }
+    let mut command = Command::new(npm());
+    command
+        .args(["ci", "--no-audit", "--no-fund", "--no-update-notifier"])
+        .args(arguments)
+        .current_dir(&folder);
+    let installed = Job::new("`npm ci`", &paths.log(log), "")
+        .with_limit(Duration::from_secs(300))
+        .run(&mut command);
+    if let Err(failure) = installed {
+        return Ok(Err(failure));
+    }
+    files::write(&stamp, &wanted)?;
+    Ok(Ok("installed"))
+}
+
 /// Whether `node_modules` is what package-lock.json asks for and was installed whole.
 pub(crate) fn is_in_step(paths: &Paths) -> bool {
     files::read(&paths.root.join(STAMP)).is_ok_and(|stamp| stamp == wanted(paths))

@@ -12,7 +12,7 @@ use crate::{
     browser,
     build::{self, Worker},
     failure::{Failure, Result},
-    files, progress,
+    files, model, progress,
     provision::Provision,
     run::{self, Job},
     wrangler,
@@ -53,10 +53,12 @@ enum Part {
     Workerd,
     /// The page in a browser, with both Workers in workerd.
     Page,
+    /// The research job with a real language model, where one can be installed.
+    RealModel,
 }
 
 impl Part {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Fmt,
         Self::Clippy,
         Self::Native,
@@ -67,6 +69,7 @@ impl Part {
         Self::Deploy,
         Self::Workerd,
         Self::Page,
+        Self::RealModel,
     ];
 
     fn title(self) -> &'static str {
@@ -81,6 +84,7 @@ impl Part {
             Self::Deploy => "dry runs of the deployments",
             Self::Workerd => "tests in workerd",
             Self::Page => "the page in a browser",
+            Self::RealModel => "the research job with a real model",
         }
     }
 }
@@ -174,6 +178,7 @@ fn run_part(provision: &Provision<'_>, part: Part, count: &mut Count) -> Result<
         }
         Part::Workerd => workerd_tests(provision, count),
         Part::Page => page_tests(provision, count),
+        Part::RealModel => real_model_tests(provision, count),
     }
 }
 
@@ -256,6 +261,21 @@ fn page_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
         "page",
         &["miniflare/page"],
         &[("CHROME", &browser)],
+        count,
+    )
+}
+
+fn real_model_tests(provision: &Provision<'_>, count: &mut Count) -> Result<()> {
+    let Some(file) = model::provide(provision)? else {
+        return Ok(());
+    };
+    let name = "node --test miniflare/model";
+    node_tests(
+        provision,
+        name,
+        "real-model",
+        &[model::FOLDER],
+        &[("MODEL_FILE", &file.to_string_lossy())],
         count,
     )
 }
