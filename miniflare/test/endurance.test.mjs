@@ -107,7 +107,7 @@ test(`${CHUNKS} forwarded chunks leave the memory of parent and child flat`, asy
   for (const at of [0, 1]) assert.ok(whole[at] - short[at] < RISE_MIB, `${short[at]} MiB became ${whole[at]} MiB`);
 });
 
-test("of twenty remote children at once no more than the bound are in flight, and all complete", async () => {
+test("case 20: of twenty remote children at once no more than the bound are in flight, and all complete", async () => {
   const mount = world.mount("counted");
   const id = newSession("crowd");
   const earlier = await counts(world.workers);

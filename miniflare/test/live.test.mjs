@@ -27,7 +27,7 @@ async function begin(mount, name, seed) {
 
 describe("a stream that is attached to right after the start", () => {
   for (const [name, mountOf] of [["consumer", () => world.writer], ["producer, projected", () => world.planner], ["producer, raw", () => world.raw]]) {
-    test(`${name}: the first bytes come before the first token`, async () => {
+    test(`case 21: ${name}: the first bytes come before the first token`, async () => {
       const mount = mountOf();
       world.gate.hold(mount.agentType);
       const id = await begin(mount, "first", 21);
@@ -117,7 +117,7 @@ describe("events arrive as they are written", () => {
 
 describe("a reader that goes away", () => {
   for (const [name, mountOf] of [["consumer", () => world.writer], ["producer, projected", () => world.planner]]) {
-    test(`${name}: cancels nothing`, async () => {
+    test(`case 26: ${name}: cancels nothing`, async () => {
       const mount = mountOf();
       world.gate.hold("thread-researcher");
       const id = await begin(mount, "gone", 24);
@@ -135,7 +135,7 @@ describe("a reader that goes away", () => {
     });
   }
 
-  test("before a single byte was read: cancels nothing", async () => {
+  test("case 26: before a single byte was read: cancels nothing", async () => {
     const id = await begin(world.writer, "unread", 25);
     const streams = await Promise.all(Array.from({ length: 8 }, () => world.writer.open(id)));
     for (const stream of streams) stream.close();

@@ -80,7 +80,7 @@ async function followed(id) {
   throw new Error("the test is over");
 }
 
-test("a request that panics is answered with 500, and leaves nothing", async () => {
+test("case 19: a request that panics is answered with 500, and leaves nothing", async () => {
   const id = newSession("entry");
   const answer = await mount.start({ sessionId: id, message: "panic at the entry" });
   assert.equal(answer.status, 500, answer.text);
@@ -90,7 +90,7 @@ test("a request that panics is answered with 500, and leaves nothing", async () 
 });
 
 for (const [how, burns] of [["at once", 0], ["after a moment", 1]]) {
-  test(`a session whose tool panics ${how} fails within its budget, and its neighbours go on`, async () => {
+  test(`case 19: a session whose tool panics ${how} fails within its budget, and its neighbours go on`, async () => {
     const [poison, busy, alone] = ["poison", "busy", "alone"].map(newSession);
     // Before: a session like any other.
     await mount.start({ sessionId: poison, message: script({ say: { chunks: 3, per: 1, bytes: 9 } }) });
@@ -150,7 +150,7 @@ for (const [how, burns] of [["at once", 0], ["after a moment", 1]]) {
   });
 }
 
-test("a session that panics at every attempt can be stopped", async () => {
+test("case 19: a session that panics at every attempt can be stopped", async () => {
   for (const [stop, status, code] of [["interrupt", "interrupted", undefined], ["abort", "failed", "run_aborted"]]) {
     const id = newSession(stop);
     const before = panics();

@@ -27,7 +27,7 @@ function attach(agent, sessionId) {
   });
 }
 
-test("a reader over the bound is a 429 with Retry-After, until one leaves", async () => {
+test("case 17: a reader over the bound is a 429 with Retry-After, until one leaves", async () => {
   const agent = life.agent("waiter");
   const id = newSession("readers");
   const started = await agent.start({ sessionId: id, message: "Wait." });
@@ -57,7 +57,7 @@ test("a reader over the bound is a 429 with Retry-After, until one leaves", asyn
   assert.equal((await life.remove(id)).status, 200);
 });
 
-test("readers that only close their connection are noticed before another is refused", async () => {
+test("case 15: readers that only close their connection are noticed before another is refused", async () => {
   const agent = life.agent("waiter");
   const id = newSession("closing");
   assert.equal((await agent.start({ sessionId: id, message: "Wait." })).status, 200);

@@ -369,7 +369,7 @@ fn a_mount_without_auth_warns_once_unless_it_is_meant_so() {
 }
 
 #[test]
-fn a_type_outside_the_list_is_the_same_404_as_an_unknown_path() {
+fn case_36_a_type_outside_the_list_is_the_same_404_as_an_unknown_path() {
     let auth = [("authorization", "Bearer key")];
     let unlisted = refused(admit(
         &public(),

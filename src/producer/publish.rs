@@ -355,7 +355,7 @@ mod tests {
     use crate::native::LocalRuntime;
 
     #[test]
-    fn a_reader_that_left_is_not_kept_until_the_next_commit() {
+    fn case_16_a_reader_that_left_is_not_kept_until_the_next_commit() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build()

@@ -7,6 +7,7 @@
     clippy::panic
 )]
 
+mod cases;
 mod filter_vectors;
 mod model;
 mod projected;

@@ -138,7 +138,7 @@ fn count(chunks: &[Value], kind: &str) -> usize {
 }
 
 #[test]
-fn a_parent_that_is_evicted_often_goes_on_as_long_as_its_child_does() {
+fn case_46_a_parent_that_is_evicted_often_goes_on_as_long_as_its_child_does() {
     in_world(|| async {
         let slow = Rc::new(Slow {
             words: 100,

@@ -129,7 +129,7 @@ fn user_tags_and_metadata_reach_every_descendant() {
 }
 
 #[test]
-fn a_traceparent_that_comes_in_makes_one_trace_over_three_hops() {
+fn case_40_a_traceparent_that_comes_in_makes_one_trace_over_three_hops() {
     in_world(|| async {
         let seen = Seen::default();
         let lines = Lines::default();
@@ -190,7 +190,7 @@ fn a_traceparent_that_comes_in_makes_one_trace_over_three_hops() {
 }
 
 #[test]
-fn usage_of_three_hops_is_counted_once_and_the_same_wherever_it_is_asked_for() {
+fn case_39_usage_of_three_hops_is_counted_once_and_the_same_wherever_it_is_asked_for() {
     in_world(|| async {
         let services = services(&Seen::default(), &Lines::default());
         run(&services, &[]).await;

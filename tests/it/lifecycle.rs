@@ -206,7 +206,7 @@ fn a_session_whose_object_ended_right_after_it_settled_expires_all_the_same() {
 }
 
 #[test]
-fn without_a_policy_an_object_at_rest_has_no_alarm_no_timer_and_no_task() {
+fn case_12_without_a_policy_an_object_at_rest_has_no_alarm_no_timer_and_no_task() {
     in_world(|| async {
         let client = client(agent);
         start(&client, "go").await;
@@ -231,7 +231,7 @@ fn without_a_policy_an_object_at_rest_has_no_alarm_no_timer_and_no_task() {
 }
 
 #[test]
-fn a_log_with_a_policy_by_age_is_trimmed_at_rest_when_its_oldest_part_is_due() {
+fn case_10_a_log_with_a_policy_by_age_is_trimmed_at_rest_when_its_oldest_part_is_due() {
     in_world(|| async {
         let age = Duration::from_secs(100);
         let client = client(move || agent().with_retention(Retention::default().with_max_age(age)));
@@ -480,7 +480,7 @@ fn the_children_of_a_deleted_session_are_aborted() {
 }
 
 #[test]
-fn a_request_for_another_session_is_not_found_and_told_with_both_ids() {
+fn case_14_a_request_for_another_session_is_not_found_and_told_with_both_ids() {
     in_world(|| async {
         let lines = Lines::default();
         let client = client_logging(&lines, agent);

@@ -138,7 +138,7 @@ mod client {
     }
 
     #[test]
-    fn a_redirect_is_an_answer_and_not_an_instruction() {
+    fn case_37_a_redirect_is_an_answer_and_not_an_instruction() {
         on_loopback(async {
             let answer = "HTTP/1.1 307 Temporary Redirect\r\nlocation: http://127.0.0.1:1/x\r\ncontent-length: 0\r\n\r\n";
             let (url, taken) = peer(answer).await;

@@ -11,6 +11,7 @@
 )]
 
 mod authoring;
+mod cases;
 mod children;
 mod conversation;
 mod eviction;

@@ -118,7 +118,7 @@ async fn start(client: &Client, session: &str) -> Value {
 }
 
 #[test]
-fn a_run_streams_replays_and_ends_the_same_for_every_cursor() {
+fn case_01_a_run_streams_replays_and_ends_the_same_for_every_cursor() {
     in_world(|| async {
         let client = client(open_mount(), |_| vec![noter(two_notes())]);
         let started = start(&client, "s1").await;
@@ -174,7 +174,7 @@ fn a_run_streams_replays_and_ends_the_same_for_every_cursor() {
 }
 
 #[test]
-fn the_first_byte_precedes_the_first_token_and_events_come_as_they_are_written() {
+fn case_21_the_first_byte_precedes_the_first_token_and_events_come_as_they_are_written() {
     in_world(|| async {
         use futures::StreamExt as _;
         let client = client(open_mount(), |_| vec![noter(two_notes())]);
@@ -872,7 +872,7 @@ fn unknown_sessions_leave_nothing_behind() {
 }
 
 #[test]
-fn what_a_tool_left_behind_says_nothing_after_its_call() {
+fn case_24_what_a_tool_left_behind_says_nothing_after_its_call() {
     in_world(|| async {
         let model = scripted(|request| match turn(request) {
             0 => calls(&[("c1", "linger", json!({"note": "x"}))]),

@@ -76,7 +76,7 @@ fn sequences(frames: &[Frame]) -> Vec<u64> {
 }
 
 #[test]
-fn a_policy_raises_the_floor_and_readers_are_told() {
+fn case_10_a_policy_raises_the_floor_and_readers_are_told() {
     in_world(|| async {
         let client = client(Retention::default().with_max_chunks(20));
         start(&client, "s1").await;

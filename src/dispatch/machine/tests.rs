@@ -508,7 +508,7 @@ fn case_07_a_restarted_parent_goes_on_where_it_was() {
 // The stream.
 
 #[test]
-fn chunks_at_or_below_the_cursor_are_not_written() {
+fn case_04_chunks_at_or_below_the_cursor_are_not_written() {
     let mut bench = Bench::streaming();
     bench.frames(vec![chunk(1), chunk(2)]);
     let effects = bench.drop_stream();

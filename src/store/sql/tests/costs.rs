@@ -49,7 +49,7 @@ fn number(database: &dyn Database, sql: &str) -> u64 {
 }
 
 #[test]
-fn a_turn_of_400_chunks_at_ten_a_commit_writes_42_rows_of_log_at_most() {
+fn case_11_a_turn_of_400_chunks_at_ten_a_commit_writes_42_rows_of_log_at_most() {
     let database = memory();
     let store = open(database.clone());
     let commit = |transition: Transition| {
