@@ -172,6 +172,7 @@ fn case_02_whatever_is_written_between_a_snapshot_and_its_stream_is_read_once() 
                 }
                 // A session that has ended has no position: its state is the last one.
                 let Some(at) = snapshot["streamSequence"].as_u64() else {
+                    assert_eq!(snapshot["streamSequence"], -1);
                     assert_eq!(snapshot["state"]["notes"], json!([0, 1, 2, 3, 4, 5]));
                     continue;
                 };

@@ -5,15 +5,20 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use futures::future::LocalBoxFuture;
-use remote_agents::Agent;
+use remote_agents::agent::StopSignal;
 use remote_agents::http::{Body, Request, Response, json as json_answer};
 use remote_agents::mount::Projection;
 use remote_agents::protocol::tree::TreeBounds;
 use remote_agents::store::{MessageRecord, SubLocation};
+use remote_agents::transport::ObjectsFetch;
+use remote_agents::{Agent, Code};
 use serde_json::{Map, Value, json};
 
-use super::{agent_type, flat, kinds, open, service, sub, tree, world};
-use crate::support::{Client, calls, in_world, scripted, text, turn};
+use super::{
+    Between, Line, agent_type, asking, begin, error, flat, kinds, leaf, open, service, sub, tree,
+    world,
+};
+use crate::support::{Client, calls, in_world, scripted, text, turn, yield_now};
 
 #[test]
 fn a_request_may_lower_the_bounds_and_every_hop_keeps_them() {
@@ -208,5 +213,67 @@ fn a_tree_of_large_states_stays_within_its_bytes() {
             ]
         );
         assert_eq!(large["truncated"], true);
+    });
+}
+
+#[test]
+fn four_children_are_read_at_once() {
+    in_world(|| async {
+        let between: Rc<RefCell<Between>> = Rc::new(RefCell::new(Rc::new(|_: &Request| None)));
+        let asked: Rc<RefCell<Vec<String>>> = Rc::default();
+        let (line, heard) = (between.clone(), asked.clone());
+        let crowd = service(move |objects, to| {
+            let fetch = Rc::new(Line {
+                inner: Rc::new(ObjectsFetch::new(objects.clone())),
+                between: line.clone(),
+                asked: heard.clone(),
+            });
+            let near = to(Some(fetch), "http://object", "", "researcher");
+            let calls = &[
+                ("a", "one"),
+                ("b", "one"),
+                ("c", "one"),
+                ("d", "one"),
+                ("e", "one"),
+                ("f", "one"),
+                ("g", "one"),
+                ("h", "one"),
+                ("i", "one"),
+            ];
+            let one = sub("one", "researcher", SubLocation::Local, near);
+            vec![
+                asking("crowd", calls).with_sub_agent(one),
+                leaf("researcher", 0),
+            ]
+        });
+        begin(&crowd, "crowd", "c").await;
+        assert_eq!(crowd.settled("crowd", "c").await["status"], "completed");
+        asked.borrow_mut().clear();
+
+        // Each reading waits for the gate; whoever is answered makes room for the next.
+        let gate = StopSignal::default();
+        let held = gate.clone();
+        *between.borrow_mut() = Rc::new(move |_| {
+            let open = held.wait();
+            let answer = async move {
+                open.await;
+                error(Code::Internal, "Not now.")
+            };
+            Some(Box::pin(answer) as LocalBoxFuture<'static, Response>)
+        });
+        let crowd = Rc::new(crowd);
+        let reader = crowd.clone();
+        let told =
+            tokio::task::spawn_local(
+                async move { reader.get("/agents/crowd/tree?sessionId=c").await },
+            );
+        for _ in 0..20 {
+            yield_now().await;
+        }
+        assert_eq!(asked.borrow().len(), 4, "{:?}", asked.borrow());
+        gate.set();
+        let (code, tree) = told.await.unwrap();
+        assert_eq!(code, 200);
+        assert_eq!(tree["children"].as_array().unwrap().len(), 9);
     });
 }
