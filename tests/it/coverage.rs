@@ -262,7 +262,7 @@ fn every_binding_sentence_of_the_contract_has_a_test() {
 
 #[test]
 fn every_test_that_a_text_names_is_there() {
-    for (text, least) in [("ARCHITECTURE.md", 200)] {
+    for (text, least) in [("ARCHITECTURE.md", 200), ("SECURITY.md", 50)] {
         let text_of = read(text);
         let tests = named(&text_of);
         assert!(tests.len() >= least, "{text} names only {}", tests.len());
