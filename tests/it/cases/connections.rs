@@ -179,6 +179,14 @@ fn case_18_nothing_of_an_evicted_object_stays_in_memory() {
                 yield_now().await;
                 status(&client).await;
             }
+            // One that somebody holds would be seen.
+            let held = client.objects.producer(&id()).unwrap();
+            let seen = Rc::downgrade(&held);
+            client.objects.evict(&id()).unwrap();
+            yield_now().await;
+            assert!(seen.upgrade().is_some());
+            drop(held);
+            earlier.push(seen);
             // Its readers hear that it is gone, and then hold nothing of it either.
             while let Some(Ok(_)) = reader.next().await {}
             drop((reader, unread));

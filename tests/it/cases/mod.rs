@@ -22,6 +22,7 @@ use crate::support::{Client, Lines, calls, in_world, scripted, text, turn, yield
 
 mod connections;
 mod endings;
+mod peers;
 
 const SSE: &str = "/agents/worker/sse?sessionId=s1";
 
