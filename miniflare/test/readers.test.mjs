@@ -69,3 +69,26 @@ test("case 15: readers that only close their connection are noticed before anoth
   }
   assert.equal((await life.remove(id)).status, 200);
 });
+
+test("case 15: over a service binding too, readers that leave in either way make room", async () => {
+  const agent = life.agentBehind("waiter");
+  const id = newSession("binding");
+  assert.equal((await agent.start({ sessionId: id, message: "Wait." })).status, 200);
+  const room = () =>
+    eventually("there is room", async () => {
+      const reader = await attach(agent, id);
+      if (reader.status === 200) return reader;
+      reader.leave();
+    });
+  // Ten times the bound of three; what is kept of one that left would be in the way of the fourth behind it.
+  for (let n = 0; n < 30; n++) {
+    const reader = await room();
+    if (n % 2) reader.leave();
+    else reader.close();
+  }
+  // The bound is still there: these stay.
+  const readers = [await room(), await room(), await room()];
+  assert.equal((await agent.get("sse", { sessionId: id })).status, 429);
+  for (const reader of readers) reader.leave();
+  assert.equal((await life.remove(id)).status, 200);
+});
