@@ -269,12 +269,6 @@ impl Mount {
             return Err(refuse(Error::not_found()));
         }
         check_version(headers).map_err(refuse)?;
-        if action == Action::Messages && !self.messages {
-            return Err(refuse(Error::new(
-                Code::FeatureUnavailable,
-                "This mount does not serve the conversation.",
-            )));
-        }
         let readable = readable(self.body_limit, action);
         if action.is_post() && headers::content_length(headers) > readable as u64 {
             return Err(refuse(too_large(self.body_limit)));
@@ -319,6 +313,7 @@ impl Mount {
                 projected: self.is_projected(),
                 live: self.live && self.projection.is_some(),
             },
+            messages: self.messages,
             ui: self.ui,
             body_limit: self.body_limit,
         }
@@ -370,6 +365,7 @@ impl Mount {
 pub struct Admission {
     next: Next,
     kind: Kind,
+    messages: bool,
     ui: bool,
     body_limit: usize,
 }
@@ -409,6 +405,7 @@ impl Admission {
     #[allow(clippy::result_large_err)] // The answer goes out as it is; it is not passed up far.
     pub fn forward(self, body: Bytes) -> Result<Forward, Response> {
         let (kind, projected, ui) = (self.kind, self.kind.projected, self.ui);
+        let messages = self.messages;
         let (agent_type, action, query, headers) = match self.next {
             Next::List(list) => return Err(finished(json_answer(200, &list), projected)),
             Next::Agent {
@@ -426,6 +423,12 @@ impl Admission {
             Err(too_large(self.body_limit))
         } else {
             session_of(action, query.as_deref(), &headers, &body).and_then(|session_id| {
+                if action == Action::Messages && !messages {
+                    return Err(Error::new(
+                        Code::FeatureUnavailable,
+                        "This mount does not serve the conversation.",
+                    ));
+                }
                 let discard = if action == Action::Ui {
                     discard_of(query.as_deref(), ui)?
                 } else {
