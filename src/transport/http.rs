@@ -427,8 +427,9 @@ impl Wire {
         })
     }
 
-    /// Section 7, "Retried". A 500 with an envelope may have taken effect: it is tried again only
-    /// where that does no harm.
+    /// Section 7, "Retried". A 500 with an envelope may have taken effect, and so may what is behind
+    /// an answer that cannot be read: it is tried again only where that does no harm. A read that
+    /// cannot be read is its caller's to ask again.
     fn is_retried(&self, error: &TransportError) -> bool {
         match error {
             TransportError::Unreachable(_) | TransportError::Timeout(_) => true,
@@ -437,8 +438,8 @@ impl Wire {
                 500 => !self.action.is_post() || self.key.is_some(),
                 _ => false,
             },
-            TransportError::Malformed(_)
-            | TransportError::TooLarge(_)
+            TransportError::Malformed(_) => self.key.is_some(),
+            TransportError::TooLarge(_)
             | TransportError::Unexplained { .. }
             | TransportError::VersionUnsupported { .. }
             | TransportError::ProjectedMount => false,

@@ -110,10 +110,12 @@ export function due(action, { name, class: of, fault, hasty }) {
     return isTold ? "same" : "untold";
   }
   if (of === "passing") return ["snapshot", "usage"].includes(action) && hasty ? "unfolded" : "same";
+  // Under a key, an answer that cannot be read is asked for again.
+  if (["start", "resume"].includes(action) && of === "malformed") return "same";
   if (action === "start") {
     if (refused) return refused;
     if (of === "attach") return fault.tookEffect ? "same" : "framework_subagent_lost";
-    if (of === "malformed" || of === "unexplained") return "transport_error";
+    if (of === "unexplained") return "transport_error";
   }
   if (action === "resume") {
     if (refused === "state_child_session_taken") return refused;

@@ -251,7 +251,13 @@ pub fn due(action: &str, kind: &str, class: Class) -> Due {
         ("interrupt", _) => Due::Untold,
         ("start", Class::Refused(code)) => Due::Fails(code),
         ("start", Class::Attach(_, When::Before)) => Due::Fails(LOST),
-        ("start", Class::Malformed | Class::Unexplained) => Due::Fails(UNREADABLE),
+        ("start", Class::Unexplained) => Due::Fails(UNREADABLE),
+        // Under a key, an answer that cannot be read is asked for again.
+        // The true answer to this resume is a refusal, and one of another type is unexplained.
+        ("resume", Class::Malformed) if kind == "wrong content type" => {
+            Due::Fails(Code::ProducerDead.as_str())
+        }
+        ("start" | "resume", Class::Malformed) => Due::Same,
         ("resume", Class::Refused("state_child_session_taken")) => {
             Due::Fails("state_child_session_taken")
         }
