@@ -178,7 +178,7 @@ fn case_08_every_settlement_tells_the_hook_and_every_reader_once() {
             let hooked = told.clone();
             let steps = if limits.max_steps == 3 { 40 } else { 2 };
             let client = Rc::new(client(move || {
-                telling(worker(steps).with_limits(limits.clone()), &hooked)
+                telling(worker(steps).with_limits(limits), &hooked)
             }));
             let started = start(&client, message).await;
             let reader = client.clone();
