@@ -22,6 +22,12 @@ use crate::store::Commit;
 /// The most that is kept of the newest commits, in encoded bytes.
 const TAIL_BYTES: usize = 128 * 1024;
 
+/// How often readers are asked whether they are there before it is believed, and how long that is
+/// believed, in milliseconds: whoever knocks at a session that is full must not make it write to all
+/// its readers again and again.
+const PINGS_IN_A_ROW: u32 = 3;
+const BELIEVED_MS: u64 = 5_000;
+
 pub(super) struct Publisher {
     runtime: Rc<dyn ObjectRuntime>,
     /// The newest committed sequence, and a count of commits: a commit without chunks counts too,
@@ -34,6 +40,8 @@ pub(super) struct Publisher {
     readers: Cell<usize>,
     /// How often the readers were asked whether they are still there, and when last.
     pings: Cell<(u64, Timestamp)>,
+    /// How many of the latest pings none has left after.
+    vain_pings: Cell<u32>,
     life: Cell<Life>,
     tail: RefCell<Tail>,
     /// Who goes on in the very moment in which all is durable.
@@ -73,6 +81,7 @@ impl Drop for Attendance {
     fn drop(&mut self) {
         let left = self.0.readers.get().saturating_sub(1);
         self.0.readers.set(left);
+        self.0.vain_pings.set(0);
         if left == 0 {
             self.0.tail.take();
         }
@@ -90,6 +99,7 @@ impl Publisher {
             places: Cell::new(0),
             readers: Cell::new(0),
             pings: Cell::new((0, 0)),
+            vain_pings: Cell::new(0),
             life: Cell::new(Life::Present),
             tail: RefCell::default(),
             #[cfg(feature = "bench")]
@@ -110,11 +120,17 @@ impl Publisher {
 
     /// Has every reader written to, so that those that left quietly are noticed: a connection that
     /// was closed at its other end alone tells so at the next write. Not more often than `every`
-    /// milliseconds.
+    /// milliseconds, and not for a while after a few times in a row with nobody gone.
     pub(super) fn ping(&self, now: Timestamp, every: u64) {
         let (count, last) = self.pings.get();
-        if count == 0 || now.saturating_sub(last) >= every {
+        let since = now.saturating_sub(last);
+        if since >= BELIEVED_MS {
+            self.vain_pings.set(0);
+        }
+        let vain = self.vain_pings.get();
+        if count == 0 || (since >= every && vain < PINGS_IN_A_ROW) {
             self.pings.set((count.wrapping_add(1), now));
+            self.vain_pings.set(vain.saturating_add(1));
             self.wake();
         }
     }

@@ -556,6 +556,39 @@ fn readers_over_the_bound_are_refused_and_one_that_leaves_makes_room_at_once() {
 }
 
 #[test]
+fn who_knocks_at_a_full_session_does_not_make_it_write_to_its_readers_each_time() {
+    in_world(|| async {
+        let client = client(|| agent().with_max_readers(1));
+        start(&client, "hang").await;
+        let path = "/agents/worker/sse?sessionId=s1";
+        let Body::Stream(mut body) = client.send("GET", path, &[], "").await.into_body() else {
+            panic!()
+        };
+        let pings = Cell::new(0);
+        let reading = async {
+            while let Some(part) = body.next().await {
+                let text = String::from_utf8_lossy(&part.unwrap()).into_owned();
+                pings.set(pings.get() + text.matches(": ping").count());
+            }
+        };
+        let knocking = async {
+            // Each looks for half a second: four of them are done before five seconds are over.
+            for times in [4, 8] {
+                for _ in 0..times {
+                    assert_eq!(client.send("GET", path, &[], "").await.status(), 429);
+                }
+                assert!(pings.get() > 0, "it was asked");
+            }
+        };
+        futures::future::select(Box::pin(reading), Box::pin(knocking)).await;
+        // Six seconds of it are two rounds of three at the most; without a bound it would be thirty.
+        assert!((3..=6).contains(&pings.get()), "{} pings", pings.get());
+        drop(body);
+        assert_eq!(client.send("GET", path, &[], "").await.status(), 200);
+    });
+}
+
+#[test]
 fn by_default_a_session_has_room_for_hundreds_of_readers() {
     in_world(|| async {
         let client = client(agent);
