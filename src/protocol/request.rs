@@ -4,7 +4,10 @@
 //! dotted path. Unknown fields are ignored, `null` for an optional field is its absence, and
 //! nothing is taken that a later reader could understand differently.
 
+use std::fmt;
+
 use http::HeaderMap;
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::conversation::{MOST_MESSAGES, PAGE_MESSAGES};
@@ -222,14 +225,17 @@ impl SseQuery {
 /// The `Last-Event-ID` of a request.
 ///
 /// # Errors
-/// `VALIDATION_ERROR` for `Last-Event-ID` when it is not text.
+/// `VALIDATION_ERROR` for `Last-Event-ID` when it is not text or there twice.
 pub fn last_event_id(headers: &HeaderMap) -> Result<Option<&str>> {
-    match headers.get("last-event-id") {
+    let mut values = headers.get_all("last-event-id").iter();
+    let (first, second) = (values.next(), values.next());
+    match first.map(http::HeaderValue::to_str) {
         None => Ok(None),
-        Some(value) => value
-            .to_str()
-            .map(Some)
-            .map_err(|_| Error::invalid("Last-Event-ID", "Last-Event-ID is not a sequence.")),
+        Some(Ok(text)) if second.is_none() => Ok(Some(text)),
+        _ => Err(Error::invalid(
+            "Last-Event-ID",
+            "Last-Event-ID is not a sequence.",
+        )),
     }
 }
 
@@ -347,16 +353,13 @@ struct Fields {
 
 impl Fields {
     fn of_body(body: &[u8]) -> Result<Self> {
-        let value: Value = serde_json::from_slice(body).map_err(|e| {
+        let Once(map) = serde_json::from_slice(body).map_err(|e| {
             Error::invalid("body", "The body must be a JSON object.").with_detail(e.to_string())
         })?;
-        if too_deep(&value, DEPTH_LIMIT) {
+        if map.values().any(|value| too_deep(value, DEPTH_LIMIT - 1)) {
             return Err(Error::invalid("body", "The body is nested too deeply."));
         }
-        match value {
-            Value::Object(map) => Ok(Self { map, prefix: "" }),
-            _ => Err(Error::invalid("body", "The body must be a JSON object.")),
-        }
+        Ok(Self { map, prefix: "" })
     }
 
     fn path(&self, name: &str) -> String {
@@ -446,6 +449,35 @@ impl Fields {
             stream_id: stream_id.map_err(|e| parent.at(e, "streamId"))?,
             tool_call_id: parent.required("toolCallId")?,
         }))
+    }
+}
+
+/// The fields of a body, each of them once: of two, two readers could take two different ones.
+struct Once(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for Once {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(OnceReader)
+    }
+}
+
+struct OnceReader;
+
+impl<'de> Visitor<'de> for OnceReader {
+    type Value = Once;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Once, A::Error> {
+        let mut map = Map::new();
+        while let Some((name, value)) = fields.next_entry()? {
+            if map.insert(name, value).is_some() {
+                return Err(A::Error::custom("a field stands there twice"));
+            }
+        }
+        Ok(Once(map))
     }
 }
 

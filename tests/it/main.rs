@@ -24,6 +24,7 @@ mod follower_script;
 mod history;
 mod hooks;
 mod hops;
+mod hostile;
 mod house;
 mod keys;
 mod lifecycle;

@@ -25,19 +25,19 @@ use remote_agents::transport::{Fetch, FetchError};
 use serde::Deserialize;
 use serde_json::Value;
 
-const KEY: &str = "the-right-key";
+pub const KEY: &str = "the-right-key";
 
 #[derive(Deserialize)]
-struct Table {
-    mounts: BTreeMap<String, MountRow>,
+pub struct Table {
+    pub mounts: BTreeMap<String, MountRow>,
     rows: Vec<Row>,
 }
 
 #[derive(Deserialize)]
-struct MountRow {
-    base: String,
-    agents: Vec<AgentType>,
-    gated: bool,
+pub struct MountRow {
+    pub base: String,
+    pub agents: Vec<AgentType>,
+    pub gated: bool,
     projected: bool,
     #[serde(default)]
     ui: bool,
@@ -60,7 +60,7 @@ struct Row {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum BodyRow {
+pub enum BodyRow {
     Json(Value),
     Text(String),
     Hex(String),
@@ -82,12 +82,12 @@ struct Expect {
     agents: Option<Vec<String>>,
 }
 
-fn table() -> Table {
+pub fn table() -> Table {
     serde_json::from_str(include_str!("../vectors/routes.json")).unwrap()
 }
 
 impl MountRow {
-    fn mount(&self) -> Mount {
+    pub fn mount(&self) -> Mount {
         let mut mount = Mount::new(&self.base).with_agents(self.agents.clone());
         mount = if self.gated {
             mount.with_auth(Auth::Bearer(Some(KEY.to_owned())))
@@ -111,7 +111,7 @@ impl MountRow {
 }
 
 impl BodyRow {
-    fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         match self {
             Self::Json(value) => value.to_string().into_bytes(),
             Self::Text(text) => text.clone().into_bytes(),
