@@ -6,8 +6,9 @@
 import { agentTypeOf, researchScript } from "../../providers/research.mjs";
 import { startWorld } from "./world.mjs";
 
-const BASE_URL = "http://model.test/v1";
-const VARS = { MODEL_PROVIDER: "openai", MODEL_NAME: "gated-1", OPENAI_BASE_URL: BASE_URL, OPENAI_API_KEY: "unused" };
+export const BASE_URL = "http://model.test/v1";
+/** The variables of a Worker that asks the model there. */
+export const VARS = { MODEL_PROVIDER: "openai", MODEL_NAME: "gated-1", OPENAI_BASE_URL: BASE_URL, OPENAI_API_KEY: "unused" };
 /** What an agent says before it is held, where the test wants to hear something of it. */
 export const OPENING = "Let me see. ";
 /** Characters of a piece in which the model streams. */
@@ -36,7 +37,7 @@ export class Gate {
     const isHeld = held !== undefined && held.which(asked);
     const answer = async () => {
       if (isHeld) await held.released;
-      return this.#pieces(this.#script.answer(asked));
+      return piecesOf(this.#script.answer(asked), () => `call_${(this.#calls += 1)}`);
     };
     return new Response(streamed(isHeld && held.opens, answer), { headers: { "content-type": "text/event-stream" } });
   };
@@ -61,22 +62,23 @@ export class Gate {
   open() {
     for (const agentType of [...this.#held.keys()]) this.release(agentType);
   }
+}
 
-  #pieces({ content, toolCalls = [], usage }) {
-    const choice = (delta, finish = null) => event({ choices: [{ index: 0, delta, finish_reason: finish }] });
-    const calls = toolCalls.flatMap(({ name, arguments: text }, index) => {
-      const id = `call_${(this.#calls += 1)}`;
-      const call = (more) => choice({ tool_calls: [{ index, ...more }] });
-      return [call({ id, type: "function", function: { name, arguments: "" } }), ...cut(text).map((piece) => call({ function: { arguments: piece } }))];
-    });
-    return [
-      ...cut(content ?? "").map((piece) => choice({ content: piece })),
-      ...calls,
-      choice({}, toolCalls.length > 0 ? "tool_calls" : "stop"),
-      event({ choices: [], usage }),
-      "data: [DONE]\n\n",
-    ];
-  }
+/** An answer of the script as the stream of a model: a line of it each. `nextId` names its calls. */
+export function piecesOf({ content, toolCalls = [], usage }, nextId) {
+  const choice = (delta, finish = null) => event({ choices: [{ index: 0, delta, finish_reason: finish }] });
+  const calls = toolCalls.flatMap(({ name, arguments: text }, index) => {
+    const call = (more) => choice({ tool_calls: [{ index, ...more }] });
+    const start = { id: nextId(), type: "function", function: { name, arguments: "" } };
+    return [call(start), ...cut(text).map((piece) => call({ function: { arguments: piece } }))];
+  });
+  return [
+    ...cut(content ?? "").map((piece) => choice({ content: piece })),
+    ...calls,
+    choice({}, toolCalls.length > 0 ? "tool_calls" : "stop"),
+    event({ choices: [], usage }),
+    "data: [DONE]\n\n",
+  ];
 }
 
 const event = (value) => `data: ${JSON.stringify(value)}\n\n`;
