@@ -60,6 +60,13 @@ async function routes(id, resume) {
   return Object.fromEntries(Object.entries(answers).map(([route, { status, json }]) => [route, json?.code ?? json?.status ?? status]));
 }
 
+/** What a session at rest tells; each is asked for again when the very request was hit by a panic. */
+async function atRest(id) {
+  const answers = [];
+  for (const route of ["status", "snapshot", "usage", "tree"]) answers.push((await asked(() => mount[route](id))).text);
+  return answers;
+}
+
 /** Follows a session across every break to its terminal frame; each number must be the next one. */
 async function followed(id) {
   const events = [];
@@ -91,12 +98,15 @@ test("case 19: a request that panics is answered with 500, and leaves nothing", 
 
 for (const [how, burns] of [["at once", 0], ["after a moment", 1]]) {
   test(`case 19: a session whose tool panics ${how} fails within its budget, and its neighbours go on`, async () => {
-    const [poison, busy, alone] = ["poison", "busy", "alone"].map(newSession);
+    const [poison, busy, alone, rest] = ["poison", "busy", "alone", "rest"].map(newSession);
     // Before: a session like any other.
     await mount.start({ sessionId: poison, message: script({ say: { chunks: 3, per: 1, bytes: 9 } }) });
     await settledByItself(world.workers, poison);
     const told = { start: "ALREADY_COMPLETED", status: "completed", snapshot: 200, usage: 200, sse: 200 };
     assert.deepEqual(await routes(poison), told);
+    await mount.start({ sessionId: rest, message: script({ say: { chunks: 3, per: 1, bytes: 9 } }) });
+    await settledByItself(world.workers, rest);
+    const resting = { told: await atRest(rest), log: (await followed(rest)).events.map(({ raw }) => raw) };
     assert.equal((await mount.interrupt(poison)).json.code, "ALREADY_COMPLETED");
     assert.deepEqual((await mount.abort(poison)).json.accepted, false);
 
@@ -115,6 +125,7 @@ for (const [how, burns] of [["at once", 0], ["after a moment", 1]]) {
     for (const attempts of [1, 4]) {
       await eventually(`panic ${attempts}`, async () => (panics() - before >= attempts ? true : undefined));
       assert.deepEqual(await routes(poison, { mode: "continue" }), { start: "ALREADY_RUNNING", status: "running", snapshot: 200, usage: 200, sse: 200, resume: "ALREADY_RUNNING" });
+      assert.deepEqual(await atRest(rest), resting.told, "who is at rest is as before at its next request");
     }
 
     // After: its run has failed, and so its stream says.
@@ -128,6 +139,9 @@ for (const [how, burns] of [["at once", 0], ["after a moment", 1]]) {
     const { event, data } = terminalOf(events);
     assert.deepEqual([event, data.code, data.recoverable], ["error", "run_attempts_exhausted", false]);
     assert.equal((await mount.interrupt(poison)).json.code, "ALREADY_COMPLETED");
+
+    assert.deepEqual({ told: await atRest(rest), log: (await followed(rest)).events.map(({ raw }) => raw) }, resting);
+    assert.equal(wakes(rest).length, 0, "and nothing woke it");
 
     // The neighbours were cut off each time, and are none the worse for it.
     for (const id of [busy, alone]) {
