@@ -11,7 +11,7 @@ const { values } = parseArgs({ options: { port: { type: "string", default: "8787
 const port = Number(values.port);
 
 // What chooses the model of both Workers, where the environment has it; what each is, README says.
-const MODEL = ["MODEL_PROVIDER", "MODEL_NAME", "MODEL_MAX_TOKENS", "OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"];
+const MODEL = ["MODEL_PROVIDER", "MODEL_NAME", "MODEL_MAX_TOKENS", "MODEL_THINKING", "MODEL_STRUCTURED_OUTPUT", "OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"];
 const model = Object.fromEntries(MODEL.filter((name) => process.env[name]).map((name) => [name, process.env[name]]));
 
 const apiKey = developmentKey(values.data);

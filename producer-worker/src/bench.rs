@@ -245,6 +245,7 @@ impl Session {
                 text,
                 tool_calls: calls.clone(),
                 cut: false,
+                kept: None,
             });
             for call in &calls {
                 let result = self.perform(call, child);

@@ -280,6 +280,7 @@ mod tests {
             text: text.into(),
             tool_calls: calls.iter().map(call).collect(),
             cut: false,
+            kept: None,
         }
     }
 

@@ -69,6 +69,10 @@ pub enum ModelEvent {
         /// The call's place.
         index: usize,
     },
+    /// What the provider wants back unchanged with this answer in later requests, such as the reasoning
+    /// that led to its calls; the last one counts. It is stored with the answer, and nobody else is
+    /// shown it. Whoever reads it tells by its fields whether it is its own.
+    Kept(Value),
     /// What the call to the model cost; the last one counts.
     Usage(Tokens),
     /// The answer is complete. The last event.

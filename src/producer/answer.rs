@@ -120,6 +120,7 @@ fn size(event: &ModelEvent) -> usize {
 pub(super) struct Draft {
     pub(super) text: String,
     calls: Vec<DraftCall>,
+    kept: Option<Value>,
     pub(super) usage: Option<Tokens>,
     pub(super) stop: Option<StopReason>,
 }
@@ -188,6 +189,7 @@ impl Draft {
                     });
                 }
             }
+            ModelEvent::Kept(value) => self.kept = Some(value),
             ModelEvent::Usage(tokens) => self.usage = Some(tokens),
             ModelEvent::Stop(reason) => {
                 self.stop = Some(reason);
@@ -253,6 +255,7 @@ impl Draft {
             calls,
             queued: Vec::new(),
             cut: false,
+            kept: self.kept,
             model: model.into(),
             tokens: self.usage.unwrap_or_default(),
         }

@@ -210,6 +210,7 @@ impl Producer {
                 calls: Vec::new(),
                 queued: Vec::new(),
                 cut: true,
+                kept: None,
                 model: agent.model.name().into(),
                 tokens: answer.usage.unwrap_or_default(),
             };

@@ -86,6 +86,14 @@ enum Text {
     Arguments(usize),
 }
 
+/// A text that is whole, with whole characters.
+pub(super) fn whole(text: String) -> String {
+    match Halves::default().join(ModelEvent::TextDelta(text)) {
+        Some(ModelEvent::TextDelta(text)) => text,
+        _ => String::new(),
+    }
+}
+
 impl Halves {
     /// The event with whole characters; `None` when nothing of it is left for now.
     pub(super) fn join(&mut self, event: ModelEvent) -> Option<ModelEvent> {

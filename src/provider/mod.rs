@@ -17,6 +17,6 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use anthropic::AnthropicModel;
+pub use anthropic::{AnthropicModel, Thinking};
 pub use openai::{ChatDialect, OpenAiModel};
 pub use settings::{KnownModels, SettingError};

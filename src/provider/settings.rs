@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use super::anthropic::{ANTHROPIC, AnthropicModel};
+use super::anthropic::{ANTHROPIC, AnthropicModel, Thinking};
 use super::openai::{ChatDialect, OPENAI, OpenAiModel};
 use crate::agent::OfflineModel;
 use crate::agent::model::LanguageModel;
@@ -18,6 +18,12 @@ const MODEL_NAME: &str = "MODEL_NAME";
 
 /// The variable that bounds the tokens of an answer; it may be missing.
 const MODEL_MAX_TOKENS: &str = "MODEL_MAX_TOKENS";
+
+/// The variable that has a model of Anthropic think: `adaptive`, or a number of tokens.
+const MODEL_THINKING: &str = "MODEL_THINKING";
+
+/// The variable that holds a model of chat completions to an agent's declared output.
+const MODEL_STRUCTURED_OUTPUT: &str = "MODEL_STRUCTURED_OUTPUT";
 
 /// Why the settings name no model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +91,14 @@ impl KnownModels<'_> {
         let runtime = self.runtime.clone();
         let model = OpenAiModel::new(self.fetch.clone(), runtime, &base_url, Some(&key), name)
             .map_err(|_| SettingError::Malformed { variable: KEY })?;
+        let model = match self.set(MODEL_STRUCTURED_OUTPUT).as_deref() {
+            None | Some("false") => model,
+            Some("true") => model.with_structured_output(),
+            Some(_) => {
+                let variable = MODEL_STRUCTURED_OUTPUT;
+                return Err(SettingError::Malformed { variable });
+            }
+        };
         self.bounded(model, OpenAiModel::with_max_tokens)
     }
 
@@ -96,6 +110,20 @@ impl KnownModels<'_> {
         let runtime = self.runtime.clone();
         let model = AnthropicModel::new(self.fetch.clone(), runtime, &base_url, &key, name)
             .map_err(|_| SettingError::Malformed { variable: KEY })?;
+        let thinking = match self.set(MODEL_THINKING).as_deref() {
+            None => None,
+            Some("adaptive") => Some(Thinking::Adaptive),
+            Some(tokens) => {
+                let malformed = |_| SettingError::Malformed {
+                    variable: MODEL_THINKING,
+                };
+                Some(Thinking::Budget(tokens.parse().map_err(malformed)?))
+            }
+        };
+        let model = match thinking {
+            None => model,
+            Some(thinking) => model.with_thinking(thinking),
+        };
         self.bounded(model, AnthropicModel::with_max_tokens)
     }
 

@@ -164,6 +164,7 @@ pub(super) fn question() -> ModelRequest {
                     call("c:2", "made.up", json!("{\"broken")),
                 ],
                 cut: false,
+                kept: None,
             },
             result("c1", true, json!({"found": 1}), None),
             result(

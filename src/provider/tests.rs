@@ -182,6 +182,57 @@ fn chosen(provider: &str, set: &[(&str, &str)]) -> Result<String, SettingError> 
     })
 }
 
+/// The body of what the model that these settings name is asked.
+fn asked(provider: &str, set: &[(&str, &str)]) -> serde_json::Value {
+    let variable = |name: &str| {
+        let found = set.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    let served = Rc::new(Provider::saying(""));
+    in_time(async {
+        let models = KnownModels {
+            variable: &variable,
+            fetch: Rc::new(Wire(served.clone())),
+            workers_ai: None,
+            runtime: Rc::new(TestRuntime::new()),
+        };
+        let model = models.model(provider).unwrap();
+        drop(model.stream(question()).collect::<Vec<_>>().await);
+    });
+    let sent = served.asked.borrow_mut().remove(0);
+    serde_json::from_slice(sent.body()).unwrap()
+}
+
+#[test]
+fn the_settings_have_a_model_think_or_keep_to_a_declared_output() {
+    let openai = [("MODEL_NAME", "m"), ("OPENAI_API_KEY", "sk")];
+    let anthropic = [("MODEL_NAME", "m"), ("ANTHROPIC_API_KEY", "sk")];
+    let structured = |value| {
+        let set = [openai[0], openai[1], ("MODEL_STRUCTURED_OUTPUT", value)];
+        asked("openai", &set)["response_format"]["json_schema"]["schema"]["title"].clone()
+    };
+    assert_eq!(structured("true"), "Report");
+    for off in ["false", " "] {
+        assert!(structured(off).is_null(), "{off:?}");
+    }
+    let thinking = |value| {
+        let set = [anthropic[0], anthropic[1], ("MODEL_THINKING", value)];
+        asked("anthropic", &set)["thinking"]["type"].clone()
+    };
+    assert_eq!(thinking("adaptive"), "adaptive");
+    assert_eq!(thinking("4096"), "enabled");
+    assert!(thinking("").is_null());
+    for (provider, [name, key], variable) in [
+        ("openai", openai, "MODEL_STRUCTURED_OUTPUT"),
+        ("anthropic", anthropic, "MODEL_THINKING"),
+    ] {
+        assert_eq!(
+            chosen(provider, &[name, key, (variable, "yes")]),
+            Err(SettingError::Malformed { variable })
+        );
+    }
+}
+
 #[test]
 fn the_settings_choose_the_model_and_a_missing_one_is_named() {
     let missing = |variable, provider| Err(SettingError::Missing { variable, provider });

@@ -56,6 +56,7 @@ fn told(record: MessageRecord) -> Message {
             text,
             tool_calls,
             cut,
+            ..
         } => Message::Assistant {
             text,
             tool_calls: tool_calls

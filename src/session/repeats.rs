@@ -94,6 +94,7 @@ mod tests {
                 text: String::new(),
                 tool_calls: vec![call(argument)],
                 cut: false,
+                kept: None,
             },
             MessageRecord::Tool {
                 tool_call_id: String::new(),

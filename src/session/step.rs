@@ -51,6 +51,8 @@ pub struct ModelAnswer {
     pub queued: Vec<String>,
     /// Set when the run was interrupted in the middle of it; such an answer has no calls.
     pub cut: bool,
+    /// What its provider wants back with it.
+    pub kept: Option<Value>,
     /// The model's name.
     pub model: String,
     /// What the call cost.
@@ -233,6 +235,7 @@ impl Session {
             step.record.answer = Some(Answer {
                 text: answer.text,
                 cut: answer.cut,
+                kept: answer.kept,
                 then: Vec::new(),
             });
             step.calls.clone_from(&calls);

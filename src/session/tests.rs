@@ -65,6 +65,7 @@ pub(super) fn answer(calls: &[&str]) -> ModelAnswer {
             .collect(),
         queued: Vec::new(),
         cut: false,
+        kept: None,
         model: "m".into(),
         tokens: Tokens::default(),
     }

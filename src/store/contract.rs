@@ -410,6 +410,7 @@ fn answer(text: &str) -> Answer {
     Answer {
         text: text.into(),
         cut: false,
+        kept: None,
         then: Vec::new(),
     }
 }

@@ -187,6 +187,10 @@ pub enum MessageRecord {
         /// Set when the run was interrupted in the middle of it.
         #[serde(default)]
         cut: bool,
+        /// What its provider wants back with it, see
+        /// [`ModelEvent::Kept`](crate::agent::model::ModelEvent::Kept).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        kept: Option<Value>,
     },
     /// What a call came back with; stands right after the answer, in call order.
     Tool {
@@ -244,6 +248,9 @@ pub struct Answer {
     /// Set when the run was interrupted in the middle of it.
     #[serde(default)]
     pub cut: bool,
+    /// What its provider wants back with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Value>,
     /// Messages that came in while calls of an ended run had no result yet. They stand behind the
     /// results, once the step is promoted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

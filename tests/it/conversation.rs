@@ -1,7 +1,7 @@
 //! What a model may do to a conversation, and what comes of it: the rows of the table in
 //! `docs/agents.md`.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -328,6 +328,53 @@ fn a_refusal_and_a_conversation_that_is_too_long_for_the_model_fail_the_run_at_o
 }
 
 #[test]
+fn what_a_provider_wants_back_is_stored_with_its_answer_and_in_each_later_history() {
+    in_world(|| async {
+        let seen: Rc<RefCell<Vec<Vec<Option<Value>>>>> = Rc::default();
+        let read = seen.clone();
+        let client = hosting(move || {
+            let read = read.clone();
+            let model = scripted(move |request| {
+                let kept = request.messages.iter().filter_map(|message| match message {
+                    MessageRecord::Assistant { kept, .. } => Some(kept.clone()),
+                    _ => None,
+                });
+                read.borrow_mut().push(kept.collect());
+                if turn(request) > 0 {
+                    return text("done");
+                }
+                let mut events = calls(&[("c1", "look", json!({"at": 1}))]);
+                let kept = |what: &str| Ok(ModelEvent::Kept(json!({ "kept": what })));
+                events.insert(0, kept("the first"));
+                events.insert(2, kept("the last"));
+                events
+            });
+            looker(model, &Rc::default())
+        });
+        say(&client, "go").await;
+        let id = SessionId::parse("s1").unwrap();
+        client.objects.evict(&id).unwrap();
+        say(&client, "go on").await;
+        let last = Some(json!({"kept": "the last"}));
+        assert_eq!(
+            *seen.borrow(),
+            [
+                vec![],
+                vec![last.clone()],
+                vec![last.clone(), None],
+                vec![last.clone(), None, last]
+            ]
+        );
+        let path = "/agents/looker/sse?sessionId=s1&fromSequence=0";
+        assert!(
+            !json!(chunks(&client.sse(path).await.0))
+                .to_string()
+                .contains("the last")
+        );
+    });
+}
+
+#[test]
 fn a_loop_of_the_same_call_is_told_to_the_model_and_then_ends_the_run() {
     in_world(|| async {
         // Which step the model does something else in, if it does.
@@ -383,6 +430,25 @@ fn a_loop_of_the_same_call_is_told_to_the_model_and_then_ends_the_run() {
                 assert_eq!(is_loop, limit != Some(u32::MAX));
             }
         }
+    });
+}
+
+#[test]
+fn calls_that_go_round_in_a_longer_circle_end_the_run_at_its_limit_of_steps() {
+    in_world(|| async {
+        let looks = Rc::new(Cell::new(0));
+        let counted = looks.clone();
+        let client = hosting(move || {
+            let model = scripted(|request| {
+                let turn = turn(request);
+                calls(&[(&format!("c{turn}"), "look", json!({"at": turn % 2}))])
+            });
+            looker(model, &counted)
+        });
+        let status = say(&client, "go").await;
+        assert_eq!(status["errorCode"], "run_attempts_exhausted");
+        assert!(status["error"].as_str().unwrap().contains("32 steps"));
+        assert_eq!(looks.get(), 32);
     });
 }
 
@@ -457,6 +523,7 @@ fn the_judge_of_histories_sees_each_way_to_break_one() {
             })
             .collect(),
         cut: false,
+        kept: None,
     };
     let result = |id: &str| MessageRecord::Tool {
         tool_call_id: id.into(),

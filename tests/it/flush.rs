@@ -307,7 +307,8 @@ fn a_stop_waits_for_no_delay_and_loses_nothing_that_was_said() {
             MessageRecord::Assistant {
                 text: shown,
                 tool_calls: Vec::new(),
-                cut: true
+                cut: true,
+                kept: None,
             }
         );
     });

@@ -141,6 +141,7 @@ async fn hear(case: &Case, client: Client, endpoints: &Endpoints) -> Result<Hear
                 call.2.push_str(&delta);
             }
             Ok(ModelEvent::ToolCallEnd { .. }) => heard.ended += 1,
+            Ok(ModelEvent::Kept(_)) => {}
             Ok(ModelEvent::Usage(tokens)) => heard.usage = Some(tokens),
             Ok(ModelEvent::Stop(reason)) => heard.stop = Some(reason),
             Err(error) => heard.error = Some(error),
@@ -223,6 +224,7 @@ fn question(scene: &str) -> ModelRequest {
                 text: "I look it up.".into(),
                 tool_calls: vec![call("c1"), call("c2")],
                 cut: false,
+                kept: None,
             },
             result("c1", true),
             result("c2", false),

@@ -93,7 +93,9 @@ fn ask(request: &ModelRequest) -> Said {
                 assert!(said.tokens.is_some(), "usage comes before the stop");
                 said.stop = Some(stop);
             }
-            ModelEvent::Reasoning { .. } => panic!("the model does not reason"),
+            ModelEvent::Reasoning { .. } | ModelEvent::Kept(_) => {
+                panic!("the model does not reason")
+            }
         }
     }
     let stop = if said.calls.is_empty() {
@@ -171,6 +173,7 @@ impl Talk {
             text: said.text.clone(),
             tool_calls: said.calls.clone(),
             cut: false,
+            kept: None,
         }]);
         self.push(results);
         self.answers.push(said);
@@ -385,6 +388,7 @@ fn a_call_that_was_stopped_before_it_began_is_made_again() {
             text: String::new(),
             tool_calls: said.calls,
             cut: true,
+            kept: None,
         }]);
         talk.push(results);
     }

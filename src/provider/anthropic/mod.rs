@@ -1,7 +1,8 @@
 //! Anthropic's messages.
 //!
-//! Instructions, tools and the conversation are marked for the provider's cache. Thinking is shown
-//! and not kept, and therefore not asked for: where it is on, the provider wants it back unchanged.
+//! Instructions, tools and the conversation are marked for the provider's cache. Thinking is asked for
+//! where a program wants it. It is shown, and what led to calls is kept and sent back unchanged, as
+//! the provider wants it.
 
 mod reader;
 #[cfg(test)]
@@ -32,6 +33,19 @@ const VERSION: &str = "2023-06-01";
 /// Tokens of one answer, unless a program says otherwise; the provider wants a number.
 const MAX_TOKENS: u32 = 8192;
 
+/// The field of what is kept of an answer.
+const THINKING: &str = "thinking";
+
+/// How much a model thinks before it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thinking {
+    /// As much as the model finds right; the later models alone know it.
+    Adaptive,
+    /// At most so many tokens, besides those of the answer; at least 1024, which is the provider's
+    /// bound. The earlier models alone know it.
+    Budget(u32),
+}
+
 /// A model behind an endpoint of Anthropic's messages.
 #[derive(Clone)]
 pub struct AnthropicModel {
@@ -40,6 +54,7 @@ pub struct AnthropicModel {
     key: HeaderValue,
     name: String,
     max_tokens: u32,
+    thinking: Option<Thinking>,
 }
 
 impl AnthropicModel {
@@ -68,6 +83,7 @@ impl AnthropicModel {
             key: secret(key)?,
             name: name.into(),
             max_tokens: MAX_TOKENS,
+            thinking: None,
         })
     }
 
@@ -85,6 +101,13 @@ impl AnthropicModel {
         self
     }
 
+    /// Has the model think before it answers. Default: it does not.
+    #[must_use]
+    pub fn with_thinking(mut self, thinking: Thinking) -> Self {
+        self.thinking = Some(thinking);
+        self
+    }
+
     fn request(&self, asked: &ModelRequest) -> Result<Request, ModelError> {
         http::Request::post(&self.url)
             .header(CONTENT_TYPE, "application/json")
@@ -98,7 +121,19 @@ impl AnthropicModel {
     fn body(&self, asked: &ModelRequest) -> Value {
         let mut body = Map::new();
         body.insert("model".into(), self.name.as_str().into());
-        body.insert("max_tokens".into(), self.max_tokens.into());
+        let (most, thinking) = match self.thinking.filter(|_| may_think(&asked.messages)) {
+            None => (self.max_tokens, None),
+            Some(Thinking::Adaptive) => (self.max_tokens, Some(json!({ "type": "adaptive" }))),
+            Some(Thinking::Budget(tokens)) => {
+                let tokens = tokens.max(1024);
+                let thinking = json!({ "type": "enabled", "budget_tokens": tokens });
+                (self.max_tokens.saturating_add(tokens), Some(thinking))
+            }
+        };
+        body.insert("max_tokens".into(), most.into());
+        if let Some(thinking) = thinking {
+            body.insert(THINKING.into(), thinking);
+        }
         body.insert("stream".into(), true.into());
         if !asked.instructions.trim().is_empty() {
             let system = cached(json!({ "type": "text", "text": &*asked.instructions }));
@@ -134,6 +169,31 @@ impl LanguageModel for AnthropicModel {
     }
 }
 
+/// Whether the model may think: not in the middle of calls that it made without, as of another model.
+fn may_think(records: &[MessageRecord]) -> bool {
+    let is_user = |record: &&MessageRecord| matches!(record, MessageRecord::User { .. });
+    records
+        .iter()
+        .rev()
+        .take_while(|record| !is_user(record))
+        .all(|record| match record {
+            MessageRecord::Assistant { tool_calls, .. } => {
+                tool_calls.is_empty() || !thinking(record).is_empty()
+            }
+            _ => true,
+        })
+}
+
+/// The blocks that were kept with an answer, if it was one of this dialect.
+fn thinking(record: &MessageRecord) -> &[Value] {
+    let kept = match record {
+        MessageRecord::Assistant { kept, .. } => kept.as_ref(),
+        _ => None,
+    };
+    let blocks = kept.and_then(|kept| kept.get(THINKING)?.as_array());
+    blocks.map_or(&[], Vec::as_slice)
+}
+
 /// A block up to which the provider may keep the request.
 fn cached(mut block: Value) -> Value {
     if let Some(block) = block.as_object_mut() {
@@ -166,7 +226,8 @@ fn messages(records: &[MessageRecord]) -> Value {
                         "input": history::arguments(&call.arguments),
                     })
                 });
-                say("assistant", spoken.into_iter().chain(calls).collect());
+                let thought = thinking(record).iter().cloned();
+                say("assistant", thought.chain(spoken).chain(calls).collect());
             }
             MessageRecord::Tool {
                 tool_call_id,

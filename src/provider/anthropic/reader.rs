@@ -5,11 +5,12 @@
 
 use std::collections::VecDeque;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::exchange::{Reader, malformed};
 use super::super::halves;
 use super::super::refusal::Refusal;
+use super::THINKING;
 use crate::agent::model::{ModelError, ModelEvent, StopReason};
 use crate::protocol::sse::Event;
 use crate::protocol::usage::Tokens;
@@ -20,6 +21,8 @@ pub(super) struct MessageReader {
     /// The block that is being written.
     block: Block,
     calls: usize,
+    /// Blocks of thinking as they are to be sent back.
+    kept: Vec<Value>,
     usage: Usage,
     stop: Option<StopReason>,
     is_over: bool,
@@ -29,7 +32,10 @@ pub(super) struct MessageReader {
 enum Block {
     #[default]
     None,
-    Thinking,
+    Thinking {
+        thinking: String,
+        signature: String,
+    },
     Call {
         index: usize,
         /// Arguments that stood in the block's beginning and count if no piece follows.
@@ -96,6 +102,10 @@ impl Reader for MessageReader {
 
     fn finish(&mut self, said: &mut VecDeque<ModelEvent>) {
         self.end_block(said);
+        if self.calls > 0 && !self.kept.is_empty() {
+            let kept = std::mem::take(&mut self.kept);
+            said.push_back(ModelEvent::Kept(json!({ THINKING: kept })));
+        }
         let stop = match self.stop {
             None | Some(StopReason::EndTurn) if self.calls > 0 => StopReason::ToolUse,
             stop => stop.unwrap_or(StopReason::EndTurn),
@@ -113,9 +123,14 @@ impl MessageReader {
         match text(block, "type") {
             "text" => say(text(block, "text"), said),
             "thinking" => {
-                self.block = Block::Thinking;
+                self.block = Block::Thinking {
+                    thinking: text(block, "thinking").to_owned(),
+                    signature: text(block, "signature").to_owned(),
+                };
                 think(text(block, "thinking"), said);
             }
+            // Thinking that nobody can read but the provider.
+            "redacted_thinking" => self.kept.push(block.clone()),
             "tool_use" => {
                 let index = self.calls;
                 self.calls = self.calls.saturating_add(1);
@@ -133,7 +148,7 @@ impl MessageReader {
                     name: text(block, "name").to_owned(),
                 });
             }
-            // Thinking that nobody can read, tools of the provider's own.
+            // Tools of the provider's own.
             _ => {}
         }
     }
@@ -144,7 +159,13 @@ impl MessageReader {
         };
         match (text(delta, "type"), &mut self.block) {
             ("text_delta", _) => say(text(delta, "text"), said),
-            ("thinking_delta", Block::Thinking) => think(text(delta, "thinking"), said),
+            ("thinking_delta", Block::Thinking { thinking, .. }) => {
+                thinking.push_str(text(delta, "thinking"));
+                think(text(delta, "thinking"), said);
+            }
+            ("signature_delta", Block::Thinking { signature, .. }) => {
+                signature.push_str(text(delta, "signature"));
+            }
             ("input_json_delta", Block::Call { index, whole }) => {
                 let piece = text(delta, "partial_json");
                 if !piece.is_empty() {
@@ -162,10 +183,22 @@ impl MessageReader {
     fn end_block(&mut self, said: &mut VecDeque<ModelEvent>) {
         match std::mem::take(&mut self.block) {
             Block::None => {}
-            Block::Thinking => said.push_back(ModelEvent::Reasoning {
-                content: String::new(),
-                is_complete: true,
-            }),
+            Block::Thinking {
+                thinking,
+                signature,
+            } => {
+                let thinking = halves::whole(thinking);
+                // Without a signature nobody takes it back.
+                if !signature.is_empty() {
+                    self.kept.push(
+                        json!({ "type": "thinking", "thinking": thinking, "signature": signature }),
+                    );
+                }
+                said.push_back(ModelEvent::Reasoning {
+                    content: String::new(),
+                    is_complete: true,
+                });
+            }
             Block::Call { index, whole } => {
                 if let Some(delta) = whole {
                     said.push_back(ModelEvent::ToolCallDelta { index, delta });

@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use serde_json::{Value, json};
 
-use super::{AnthropicModel, messages};
+use super::{AnthropicModel, Thinking, messages};
 use crate::agent::model::ModelEvent::{
-    Reasoning, Stop, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart, Usage,
+    Kept, Reasoning, Stop, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart, Usage,
 };
 use crate::agent::model::{LanguageModel as _, ModelError, ModelErrorKind, ModelEvent, StopReason};
 use crate::protocol::usage::Tokens;
@@ -129,6 +129,9 @@ fn an_answer_is_the_same_wherever_its_bytes_are_cut_and_however_its_lines_end() 
         delta(1, "{\"n\":1}"),
         ToolCallEnd { index: 1 },
         usage(9, 42),
+        Kept(
+            json!({"thinking": [{"type": "thinking", "thinking": "Hmm 🤔", "signature": "c2ln"}]}),
+        ),
         Stop(StopReason::ToolUse),
     ];
     let body = body(&whole_answer());
@@ -284,6 +287,101 @@ fn the_request_says_the_conversation_by_turns_with_each_call_answered_once() {
     );
 }
 
+/// The body of a request of a model that thinks, about a conversation that ends in results; `kept` is
+/// what was kept with the answer of their calls.
+fn thinking(thinking: Thinking, kept: Option<Value>) -> Value {
+    use futures::StreamExt as _;
+    let mut asked = question();
+    let mut messages = asked.messages.to_vec();
+    messages.pop();
+    if let MessageRecord::Assistant { kept: held, .. } = &mut messages[1] {
+        *held = kept;
+    }
+    asked.messages = messages.into();
+    let provider = Rc::new(Provider::saying(""));
+    let wire = Rc::new(Wire(provider.clone()));
+    in_time(async move {
+        let model = model(wire, Rc::new(TestRuntime::new())).with_thinking(thinking);
+        drop(model.stream(asked).collect::<Vec<_>>().await);
+    });
+    let sent = provider.asked.borrow_mut().remove(0);
+    serde_json::from_slice(sent.body()).unwrap()
+}
+
+#[test]
+fn thinking_before_calls_is_sent_back_unchanged_and_without_it_nothing_is_thought() {
+    let blocks = json!([
+        {"type": "thinking", "thinking": "Hmm 🤔", "signature": "c2ln"},
+        {"type": "redacted_thinking", "data": "x"},
+    ]);
+    let kept = || Some(json!({ "thinking": blocks }));
+    let sent = thinking(Thinking::Budget(2000), kept());
+    assert_eq!(
+        (&sent["thinking"], &sent["max_tokens"]),
+        (
+            &json!({"type": "enabled", "budget_tokens": 2000}),
+            &json!(10_192)
+        )
+    );
+    let content = &sent["messages"][1]["content"];
+    assert_eq!(json!([content[0], content[1]]), blocks);
+    assert_eq!(content[2]["type"], "tool_use");
+    let sent = thinking(Thinking::Budget(1), kept());
+    assert_eq!(sent["thinking"]["budget_tokens"], 1024);
+    let sent = thinking(Thinking::Adaptive, kept());
+    assert_eq!(sent["thinking"], json!({"type": "adaptive"}));
+    // Calls that were made without thinking are gone on with without.
+    for kept in [None, Some(json!({"reasoning_content": "Hmm."}))] {
+        let sent = thinking(Thinking::Budget(2000), kept);
+        assert_eq!(
+            (&sent["thinking"], &sent["max_tokens"]),
+            (&Value::Null, &json!(8192))
+        );
+        assert_eq!(sent["messages"][1]["content"][0]["type"], "tool_use");
+    }
+
+    let kept = |events: &[Value]| {
+        let events = said(
+            &[
+                events,
+                &[stopped("end_turn"), json!({"type": "message_stop"})],
+            ]
+            .concat(),
+        );
+        let kept = events.into_iter().filter_map(|event| match event {
+            Ok(Kept(value)) => Some(value),
+            _ => None,
+        });
+        kept.collect::<Vec<_>>()
+    };
+    let call = block(
+        2,
+        json!({"type": "tool_use", "id": "a", "name": "f", "input": {}}),
+    );
+    let redacted = block(0, json!({"type": "redacted_thinking", "data": "x"}));
+    let thought = block(
+        1,
+        json!({"type": "thinking", "thinking": "Hm", "signature": "s"}),
+    );
+    assert_eq!(
+        kept(&[
+            redacted.clone(),
+            end(0),
+            thought.clone(),
+            end(1),
+            call.clone(),
+            end(2)
+        ]),
+        [json!({"thinking": [
+            {"type": "redacted_thinking", "data": "x"},
+            {"type": "thinking", "thinking": "Hm", "signature": "s"},
+        ]})]
+    );
+    assert_eq!(kept(&[redacted, end(0), thought, end(1)]), [Value::Null; 0]);
+    let unsigned = block(0, json!({"type": "thinking", "thinking": "Hm"}));
+    assert_eq!(kept(&[unsigned, end(0), call, end(2)]), [Value::Null; 0]);
+}
+
 #[test]
 fn no_block_is_empty_and_the_last_turn_is_the_user_s() {
     let user = |text: &str| MessageRecord::User { text: text.into() };
@@ -291,6 +389,7 @@ fn no_block_is_empty_and_the_last_turn_is_the_user_s() {
         text: text.into(),
         tool_calls: Vec::new(),
         cut: true,
+        kept: None,
     };
     let texts = |records: &[MessageRecord]| -> Vec<(String, Vec<String>)> {
         let turns = messages(records);

@@ -1,7 +1,8 @@
 //! Chat completions: the dialect of OpenAI, and of most servers and gateways beside it.
 //!
-//! Reasoning is read from `reasoning_content` and from `reasoning`. It is shown and not kept: no
-//! later request repeats it.
+//! Reasoning is read from `reasoning_content` and from `reasoning`, and shown. What came as
+//! `reasoning_content` before calls is sent back with them, since the services that say it so, such as
+//! DeepSeek, refuse a conversation without it; no other reasoning is sent back.
 
 mod reader;
 #[cfg(test)]
@@ -26,6 +27,9 @@ use crate::transport::Fetch;
 
 /// Where OpenAI's own service is.
 pub(super) const OPENAI: &str = "https://api.openai.com/v1";
+
+/// The field of reasoning that is sent back.
+const REASONING: &str = "reasoning_content";
 
 /// Who understands the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,12 +173,15 @@ impl OpenAiModel {
 
     fn messages(&self, asked: &ModelRequest) -> Vec<Value> {
         let mut messages = vec![json!({ "role": "system", "content": &*asked.instructions })];
+        let reasons = asked.messages.iter().any(|one| reasoning(one).is_some());
         for message in &*asked.messages {
             messages.push(match message {
                 MessageRecord::User { text } => json!({ "role": "user", "content": text }),
                 MessageRecord::Assistant {
                     text, tool_calls, ..
                 } => {
+                    // Once one answer has it, a service asks for it in each that has calls.
+                    let reasoning = reasons.then(|| reasoning(message).unwrap_or_default());
                     let calls: Vec<Value> = tool_calls
                         .iter()
                         .map(|call| {
@@ -197,6 +204,9 @@ impl OpenAiModel {
                     };
                     message.insert("content".into(), content);
                     if !calls.is_empty() {
+                        if let Some(reasoning) = reasoning {
+                            message.insert(REASONING.into(), reasoning.into());
+                        }
                         message.insert("tool_calls".into(), calls.into());
                     }
                     Value::Object(message)
@@ -213,6 +223,14 @@ impl OpenAiModel {
             });
         }
         messages
+    }
+}
+
+/// The reasoning that was kept with an answer, if it was one of this dialect.
+fn reasoning(message: &MessageRecord) -> Option<&str> {
+    match message {
+        MessageRecord::Assistant { kept, .. } => kept.as_ref()?.get(REASONING)?.as_str(),
+        _ => None,
     }
 }
 

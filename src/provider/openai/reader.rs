@@ -6,11 +6,12 @@
 
 use std::collections::VecDeque;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::super::exchange::{Reader, malformed};
 use super::super::halves;
 use super::super::refusal::Refusal;
+use super::REASONING;
 use crate::agent::model::{ModelError, ModelErrorKind, ModelEvent, StopReason};
 use crate::protocol::sse::Event;
 use crate::protocol::usage::Tokens;
@@ -25,6 +26,8 @@ pub(super) struct ChatReader {
     stop: Option<StopReason>,
     refused: bool,
     is_reasoning: bool,
+    /// The reasoning that is to be sent back.
+    kept: String,
     has_content: bool,
     is_done: bool,
 }
@@ -83,6 +86,10 @@ impl Reader for ChatReader {
             call.tell(index, said);
             said.push_back(ModelEvent::ToolCallEnd { index });
         }
+        let kept = halves::whole(std::mem::take(&mut self.kept));
+        if !kept.is_empty() && !self.calls.is_empty() {
+            said.push_back(ModelEvent::Kept(json!({ REASONING: kept })));
+        }
         let stop = match self.stop {
             _ if self.refused => StopReason::Refusal,
             // Some servers say "stop" behind calls.
@@ -102,7 +109,9 @@ impl ChatReader {
     ) -> Result<(), ModelError> {
         if let Some(delta) = choice.get("delta").filter(|delta| delta.is_object()) {
             // A gateway may give the same words under both names.
-            let reasoning = text(delta, "reasoning_content").or_else(|| text(delta, "reasoning"));
+            let kept = text(delta, REASONING);
+            self.kept.push_str(kept.unwrap_or_default());
+            let reasoning = kept.or_else(|| text(delta, "reasoning"));
             if let Some(content) = reasoning {
                 self.has_content = true;
                 self.is_reasoning = true;

@@ -6,13 +6,16 @@ use serde_json::{Value, json};
 
 use super::{ChatDialect, OpenAiModel};
 use crate::agent::model::ModelEvent::{
-    Reasoning, Stop, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart, Usage,
+    Kept, Reasoning, Stop, TextDelta, ToolCallDelta, ToolCallEnd, ToolCallStart, Usage,
 };
-use crate::agent::model::{LanguageModel as _, ModelError, ModelErrorKind, ModelEvent, StopReason};
+use crate::agent::model::{
+    LanguageModel as _, ModelError, ModelErrorKind, ModelEvent, ModelRequest, StopReason,
+};
 use crate::protocol::usage::Tokens;
 use crate::provider::testing::{
     self, Piece, Provider, Wire, answer, cuts, in_time, question, whole,
 };
+use crate::store::MessageRecord;
 use crate::transport::testing::TestRuntime;
 
 fn model(fetch: Rc<dyn crate::transport::Fetch>, runtime: Rc<TestRuntime>) -> OpenAiModel {
@@ -95,6 +98,7 @@ fn an_answer_is_the_same_wherever_its_bytes_are_cut_and_however_its_lines_end() 
         }),
         ToolCallEnd { index: 0 },
         ToolCallEnd { index: 1 },
+        Kept(json!({"reasoning_content": "Hmm 🤔"})),
         Stop(StopReason::ToolUse),
     ];
     let lines = [
@@ -383,13 +387,76 @@ fn the_request_says_the_conversation_with_each_call_answered_once() {
     );
 }
 
+/// What is sent of answers with calls that had this kept.
+fn sent_back(kept: [Option<Value>; 2]) -> Vec<Value> {
+    let mut asked = question();
+    let [first, second] = kept;
+    let MessageRecord::Assistant { kept, .. } = &mut Rc::get_mut(&mut asked.messages).unwrap()[1]
+    else {
+        panic!("the answer stands second")
+    };
+    *kept = first;
+    let mut messages = asked.messages.to_vec();
+    let mut later = messages.clone();
+    if let MessageRecord::Assistant { kept, .. } = &mut later[1] {
+        *kept = second;
+    }
+    messages.extend(later);
+    asked.messages = messages.into();
+    let (_, sent) = asked_for(asked, |model| model);
+    let sent = sent["messages"].as_array().unwrap().iter();
+    let calls = sent.filter(|message| !message["tool_calls"].is_null());
+    calls
+        .map(|message| message["reasoning_content"].clone())
+        .collect()
+}
+
+#[test]
+fn reasoning_before_calls_is_sent_back_to_services_that_say_it_so() {
+    let kept = || Some(json!({"reasoning_content": "Hmm."}));
+    assert_eq!(sent_back([kept(), kept()]), ["Hmm.", "Hmm."]);
+    // A service that has said it once asks for it in each answer with calls.
+    assert_eq!(sent_back([kept(), None]), ["Hmm.", ""]);
+    // What another service wants back is not for this one.
+    let other = Some(json!({"thinking": []}));
+    assert_eq!(sent_back([None, other]), [Value::Null, Value::Null]);
+
+    let finish = r#"{"choices":[{"delta":{},"finish_reason":"stop"}]}"#;
+    let call = r#"{"choices":[{"delta":{"tool_calls":[{"id":"a","function":{"name":"f"}}]}}]}"#;
+    let kept = |reasoning: &str, rest: &[&str]| {
+        let events = good(&[&[reasoning], rest, &[finish, "[DONE]"]].concat());
+        let kept = events.into_iter().filter_map(|event| match event {
+            Kept(value) => Some(value),
+            _ => None,
+        });
+        kept.collect::<Vec<_>>()
+    };
+    let cut = r#"{"choices":[{"delta":{"reasoning_content":"Hm \ud83e"}}]}"#;
+    let half = r#"{"choices":[{"delta":{"reasoning_content":"\udd14"}}]}"#;
+    assert_eq!(
+        kept(&cut, &[&half, call]),
+        [json!({"reasoning_content": "Hm 🤔"})]
+    );
+    // Without calls nobody needs it, and others have it under another name.
+    assert_eq!(kept(&cut, &[&half]), [Value::Null; 0]);
+    let elsewhere = r#"{"choices":[{"delta":{"reasoning":"Hm"}}]}"#;
+    assert_eq!(kept(elsewhere, &[call]), [Value::Null; 0]);
+}
+
 fn asked(with: impl FnOnce(OpenAiModel) -> OpenAiModel) -> (http::Request<()>, Value) {
+    asked_for(question(), with)
+}
+
+fn asked_for(
+    question: ModelRequest,
+    with: impl FnOnce(OpenAiModel) -> OpenAiModel,
+) -> (http::Request<()>, Value) {
     use futures::StreamExt as _;
     let provider = Rc::new(Provider::saying(""));
     let wire = Rc::new(Wire(provider.clone()));
     in_time(async move {
         let model = with(model(wire, Rc::new(TestRuntime::new())));
-        drop(model.stream(question()).collect::<Vec<_>>().await);
+        drop(model.stream(question).collect::<Vec<_>>().await);
     });
     let (head, body) = provider.asked.borrow_mut().remove(0).into_parts();
     (

@@ -180,6 +180,7 @@ impl World {
             calls: (0..=self.random.below(2)).map(call).collect(),
             queued: Vec::new(),
             cut: false,
+            kept: None,
             model: "m".into(),
             tokens: Tokens::default(),
         };

@@ -236,6 +236,7 @@ impl World {
             calls: calls.collect(),
             queued: Vec::new(),
             cut: false,
+            kept: None,
             model: "m".into(),
             tokens: Tokens::default(),
         };

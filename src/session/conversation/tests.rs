@@ -91,6 +91,7 @@ fn messages_are_told_in_the_words_of_the_wire() {
             text: "I look.".into(),
             tool_calls: vec![call],
             cut: true,
+            kept: None,
         },
         MessageRecord::Tool {
             tool_call_id: "c".into(),

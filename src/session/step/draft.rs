@@ -215,6 +215,7 @@ impl Draft {
             text: answer.text,
             tool_calls: step.calls.iter().map(|call| call.call.clone()).collect(),
             cut: answer.cut,
+            kept: answer.kept,
         }));
         for call in step.calls {
             let outcome = call

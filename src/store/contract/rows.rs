@@ -44,6 +44,7 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
             text: String::new(),
             tool_calls: vec![call("a", 0, json!({"q": 1})).call],
             cut: true,
+            kept: Some(json!({"thinking": []})),
         },
         MessageRecord::Tool {
             tool_call_id: "a".into(),
@@ -60,6 +61,7 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
     answered.answer = Some(Answer {
         text: "I will look.".into(),
         cut: false,
+        kept: Some(json!({"thinking": ["a\u{2028}"]})),
         then: Vec::new(),
     });
     let mut done = call("b", 1, json!({}));

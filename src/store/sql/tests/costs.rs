@@ -91,6 +91,7 @@ fn case_11_a_turn_of_400_chunks_at_ten_a_commit_writes_42_rows_of_log_at_most() 
         calls: Vec::new(),
         queued: Vec::new(),
         cut: false,
+        kept: None,
         model: "offline".into(),
         tokens: Default::default(),
     };

@@ -108,6 +108,7 @@ fn life() -> Vec<Commit> {
                     answer: Some(Answer {
                         text: "I will look.".into(),
                         cut: false,
+                        kept: None,
                         then: Vec::new(),
                     }),
                 }),

@@ -170,6 +170,7 @@ impl Actor {
             calls: calls.collect(),
             queued: Vec::new(),
             cut: false,
+            kept: None,
             model: "m".into(),
             tokens: Tokens::default(),
         };
