@@ -30,14 +30,15 @@ impl Producer {
         }
         let history = &agent.history;
         let counter = &*history.counter;
-        if tokens(counter, &messages) <= history.budget {
+        let budget = history.budget.min(self.room.get());
+        if tokens(counter, &messages) <= budget {
             return Ok(Some(Ok(messages.into())));
         }
         let identity = self.identity()?;
         let selecting = history.policy.select(Conversation {
             identity: &identity,
             messages: &messages,
-            budget: history.budget,
+            budget,
             counter,
             database: self.store.database(),
         });

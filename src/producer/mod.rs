@@ -62,6 +62,9 @@ pub struct Producer {
     next_runner: Cell<u64>,
     /// Whether a hook after a settled run is at work here.
     hook_at_work: Cell<bool>,
+    /// The tokens of a conversation that the model may have room for: less than any that it found
+    /// too long, as far as this instance knows.
+    room: Cell<u64>,
     /// Who tells readers of the present life; a deletion begins another.
     publisher: RefCell<Rc<Publisher>>,
 }
@@ -102,6 +105,7 @@ impl Producer {
             runner: RefCell::new(None),
             next_runner: Cell::new(0),
             hook_at_work: Cell::new(false),
+            room: Cell::new(u64::MAX),
             publisher,
         })
     }

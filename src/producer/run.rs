@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::answer::{Batch, BatchEnd, Draft};
 use super::{Halt, MAX_ATTEMPTS, Producer};
+use crate::agent::history::tokens;
 use crate::agent::model::{ModelError, ModelErrorKind, ModelRequest, StopReason, ToolSpec};
 use crate::agent::{Agent, FINISH_TOOL, StopSignal};
 use crate::error::{Code, Error, Result};
@@ -18,6 +19,9 @@ use crate::protocol::request::{DEPTH_LIMIT, too_deep};
 use crate::protocol::usage::Tokens;
 use crate::session::{ModelAnswer, Next, Settlement};
 use crate::store::{Epoch, Failure, MessageRecord, Stop, ToolCall};
+
+/// How often in a row a conversation that the model finds too long is sent again with half of its tokens.
+const MOST_CUTS: u32 = 4;
 
 /// What a model is told that ended its turn without handing in the declared output.
 const OUTPUT_NUDGE: &str =
@@ -79,13 +83,15 @@ impl Producer {
     ) -> Result<(), Halt> {
         let policy = agent.model.policy();
         let mut retries = self.retries()?;
+        let (mut cuts, mut too_long) = (0, None);
         loop {
             if !self.wait_for_retry(&retries, &policy, stop).await {
                 return Ok(());
             }
-            let (error, spent) = match self.attempt(epoch, agent, stop).await? {
+            let (error, spent, size) = match self.attempt(epoch, agent, stop, too_long).await? {
                 Attempt::Answered | Attempt::Stopped => return Ok(()),
-                Attempt::Failed(error, spent) => (error, spent),
+                Attempt::Failed(error, spent) => (error, spent, None),
+                Attempt::TooLong(error, spent, size) => (error, spent, Some(size)),
             };
             self.log(
                 Level::Warn,
@@ -96,6 +102,13 @@ impl Producer {
                 ],
             );
             let spent = spent.map(|tokens| (agent.model.name().to_owned(), tokens));
+            if let Some(size) = size.filter(|_| cuts < MOST_CUTS) {
+                cuts += 1;
+                too_long = Some(size);
+                self.room.set(size / 2);
+                self.discard(epoch, spent)?;
+                continue;
+            }
             let Some(next) = retries.after(&error, &policy, self.now()) else {
                 self.discard(epoch, spent)?;
                 let code = match error.kind {
@@ -116,6 +129,7 @@ impl Producer {
         epoch: Epoch,
         agent: &Rc<Agent>,
         stop: &StopSignal,
+        too_long: Option<u64>,
     ) -> Result<Attempt, Halt> {
         let messages = match self.history(epoch, agent, stop).await? {
             None => return Ok(Attempt::Stopped),
@@ -125,6 +139,12 @@ impl Producer {
                 return Ok(Attempt::Stopped);
             }
         };
+        let size = tokens(&*agent.history.counter, &messages);
+        if too_long.is_some_and(|refused| size >= refused) {
+            let said = "The conversation is too long for the model.";
+            let error = ModelError::new(ModelErrorKind::ContextOverflow, said);
+            return Ok(Attempt::Failed(error, None));
+        }
         let request = ModelRequest {
             instructions: agent.instructions.clone(),
             messages,
@@ -156,6 +176,9 @@ impl Producer {
                 Some(BatchEnd::Ended) => (None, true),
             };
             if let Some(error) = failed {
+                if error.kind == ModelErrorKind::ContextOverflow {
+                    return Ok(Attempt::TooLong(error, answer.usage, size));
+                }
                 return Ok(Attempt::Failed(error, answer.usage));
             }
             if ended {
@@ -435,6 +458,8 @@ enum Attempt {
     Stopped,
     /// What went wrong, and what the attempt is known to have cost.
     Failed(ModelError, Option<Tokens>),
+    /// As a failure; the conversation that was sent, of so many tokens, does not fit the model.
+    TooLong(ModelError, Option<Tokens>, u64),
 }
 
 enum Verdict {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
-use remote_agents::agent::model::ModelRequest;
+use remote_agents::agent::model::{ModelError, ModelErrorKind, ModelRequest};
 use remote_agents::agent::{
     BytesPerToken, Conversation, CutOldest, History, HistoryPolicy, Selected,
 };
@@ -208,6 +208,77 @@ fn a_policy_that_breaks_the_pairing_fails_or_hangs_ends_the_run_and_sends_nothin
             "interrupted"
         );
         assert_eq!(asked.borrow().len(), 0);
+    });
+}
+
+/// An agent whose model has room for so many bytes of a conversation, and the bytes of each that it was
+/// sent, with whether there was room.
+fn narrow(room: Rc<Cell<usize>>, keep_last: usize) -> (Client, Rc<RefCell<Vec<(usize, bool)>>>) {
+    let asked: Rc<RefCell<Vec<(usize, bool)>>> = Rc::default();
+    let told = asked.clone();
+    let client = hosting(move || {
+        let (asked, room) = (told.clone(), room.clone());
+        let model = scripted(move |request: &ModelRequest| {
+            let size = serde_json::to_string(&*request.messages).unwrap().len();
+            let fits = size <= room.get();
+            asked.borrow_mut().push((size, fits));
+            match turn(request) {
+                _ if !fits => vec![Err(ModelError::new(
+                    ModelErrorKind::ContextOverflow,
+                    "The conversation is too long for the model.",
+                ))],
+                0 => calls(&[("c", "look", json!({"at": 1}))]),
+                _ => text(&"word ".repeat(20)),
+            }
+        });
+        looker(model, &Rc::default()).with_history(History {
+            policy: Rc::new(CutOldest { keep_last }),
+            ..History::default()
+        })
+    });
+    (client, asked)
+}
+
+#[test]
+fn a_conversation_that_the_model_finds_too_long_is_cut_and_sent_again() {
+    in_world(|| async {
+        let room = Rc::new(Cell::new(1500));
+        let (client, asked) = narrow(room.clone(), 1);
+        for turn in 0..12 {
+            let status = say(&client, &format!("question {turn}")).await;
+            assert_eq!(status["status"], "completed", "{status}");
+        }
+        assert_eq!(stored(&client).len(), 12 * 4);
+        let told = asked.borrow().clone();
+        let refused: Vec<usize> = (0..told.len()).filter(|at| !told[*at].1).collect();
+        // The next one is half as long, and so are all that follow.
+        let [first] = refused[..] else {
+            panic!("{told:?}")
+        };
+        for (size, _) in &told[first + 1..] {
+            assert!(*size < told[first].0 * 3 / 4, "{told:?}");
+        }
+        // Where no cut is enough, the run fails, after a few.
+        room.set(0);
+        asked.borrow_mut().clear();
+        let status = say(&client, "another question").await;
+        assert_eq!(status["errorCode"], "provider_error", "{status}");
+        let told = asked.borrow().clone();
+        assert!((2..=5).contains(&told.len()), "{told:?}");
+        assert!(told.is_sorted_by(|one, next| one.0 > next.0), "{told:?}");
+        // It goes on once there is room again.
+        room.set(1500);
+        assert_eq!(say(&client, "once more").await["status"], "completed");
+    });
+}
+
+#[test]
+fn a_conversation_that_is_too_long_and_cannot_be_cut_is_sent_once() {
+    in_world(|| async {
+        let (client, asked) = narrow(Rc::default(), 4);
+        let status = say(&client, "question").await;
+        assert_eq!(status["errorCode"], "provider_error");
+        assert_eq!(asked.borrow().len(), 1);
     });
 }
 
