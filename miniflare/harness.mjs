@@ -32,6 +32,7 @@ const WORKERD = createRequire(import.meta.url)("workerd").default;
  * @property {object} [services]  Bindings: `{PRODUCER: {to: "producer", props: {mount: "internal"}}}`. `to` is
  *                                `"producer"`, `"consumer"` or another extra Worker's name.
  * @property {object} [vars]
+ * @property {string[]} [kv]      Its namespaces of keys and values, by binding.
  *
  * @typedef {object} Options
  * @property {string} [root]      The folder of `wrangler.toml`.
@@ -273,13 +274,14 @@ class Workers {
     return { assets: { directory: resolve(this.root, directory), binding, routerConfig } };
   }
 
-  #extraOptions({ name, script, built, objects = {}, services = {}, vars = {} }) {
+  #extraOptions({ name, script, built, objects = {}, services = {}, vars = {}, kv = [] }) {
     return {
       ...this.#common(name),
       ...(built === undefined
         ? { modules: [{ type: "ESModule", path: `${name}.mjs`, contents: script }] }
         : this.#built(resolve(this.root, built, "build/index.js"), `cargo xtask build ${name}`)),
       bindings: vars,
+      kvNamespaces: kv,
       durableObjects: classes(objects),
       serviceBindings: Object.fromEntries(
         Object.entries(services).map(([binding, { to, props }]) => [binding, { name: this.#workerName(to), props }]),

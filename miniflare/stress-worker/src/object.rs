@@ -5,7 +5,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use remote_agents::agent::{Entry, Limits, SubAgentPayload};
+use remote_agents::agent::{Entry, Limits, SubAgentPayload, Tool};
 use remote_agents::cloudflare::{ObjectHost, service_binding_transport};
 use remote_agents::platform::Runtime;
 use remote_agents::store::{Database, SubLocation};
@@ -14,7 +14,7 @@ use remote_agents::{
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use worker::{Delay, DurableObject, Env, Request, Response, State, durable_object};
 
 use crate::script::Follower;
@@ -74,6 +74,37 @@ struct Fuse {
     burns: u64,
 }
 
+#[derive(Deserialize, JsonSchema)]
+struct Key {
+    key: String,
+    value: String,
+}
+
+/// Tells the variable `GREETING`, and what the namespace `NOTES` holds of what is put there: both are
+/// bindings that the tool has captured.
+fn bound(env: &Env) -> Rc<dyn Tool> {
+    let env = env.clone();
+    typed_tool(
+        "bound",
+        "Reads the bindings.",
+        move |_: ToolContext, note: Key| {
+            let env = env.clone();
+            async move {
+                let greeting = env.var("GREETING").map_err(missing)?.to_string();
+                let notes = env.kv("NOTES").map_err(missing)?;
+                let put = notes.put(&note.key, note.value).map_err(missing)?;
+                put.execute().await.map_err(missing)?;
+                let held = notes.get(&note.key).text().await.map_err(missing)?;
+                Ok(json!({ "greeting": greeting, "held": held }))
+            }
+        },
+    )
+}
+
+fn missing<E>(_: E) -> ToolError {
+    ToolError::new("The binding is not there.")
+}
+
 fn agents(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
     let note = typed_tool(
         "note",
@@ -111,6 +142,7 @@ fn agents(env: &Env, runtime: Rc<dyn Runtime>) -> Result<Agents> {
     .with_state::<Memory>()
     .with_tool(note)
     .with_tool(explode)
+    .with_tool(bound(env))
     .with_limits(limits)
     .with_before_entry(enter)
     .with_after_sub_agent(fold);

@@ -42,6 +42,8 @@ enum Script {
     Steps { count: usize, takes: u64 },
     /// One step with a call of the tool that panics, `burns` milliseconds later.
     Explode { burns: u64 },
+    /// One step with a call of the tool that reads bindings; then its result, as text.
+    Bound { key: String, value: String },
     /// One step with all of these calls and a note beside them; then their results, as text.
     Call(Vec<Asked>),
 }
@@ -110,6 +112,14 @@ impl LanguageModel for Follower {
                     arguments,
                 )]))
             }
+            Some(Script::Bound { key, value }) if done == 0 => {
+                let arguments = json!({ "key": key, "value": value });
+                paced(calls([(
+                    "call_0".to_owned(),
+                    "bound".to_owned(),
+                    arguments,
+                )]))
+            }
             Some(Script::Call(asked)) if done == 0 => {
                 let children = (1..).zip(asked).map(|(place, asked): (usize, Asked)| {
                     let message = match asked.message {
@@ -126,9 +136,12 @@ impl LanguageModel for Follower {
                 );
                 paced(calls(std::iter::once(note).chain(children)))
             }
-            Some(Script::Steps { .. } | Script::Explode { .. } | Script::Call(_)) => {
-                paced(said(results(&turn)))
-            }
+            Some(
+                Script::Steps { .. }
+                | Script::Explode { .. }
+                | Script::Bound { .. }
+                | Script::Call(_),
+            ) => paced(said(results(&turn))),
         }
     }
 }

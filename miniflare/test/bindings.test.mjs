@@ -1,0 +1,33 @@
+// A tool on Workers reads the bindings of its Worker, which it captured when its agent was made.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { startStress, stressWorker } from "./support/stress.mjs";
+import { newSession, settled } from "./support/world.mjs";
+
+const script = { bound: { key: "tide", value: "rises, Größe 日本" } };
+
+/** What an agent says whose tool reads the bindings. */
+async function said(binding) {
+  const world = await startStress({ extra: [{ ...stressWorker(), ...binding }] });
+  try {
+    const id = newSession("bound");
+    const started = await world.mount().start({ sessionId: id, message: JSON.stringify(script) });
+    assert.equal(started.status, 200, started.text);
+    const { output } = await settled(world.mount(), id, "completed");
+    return { output, logs: world.workers.logs };
+  } finally {
+    await world.stop();
+  }
+}
+
+test("a tool reads a variable, and writes and reads a namespace", async () => {
+  const { output } = await said({ vars: { GREETING: "hello" }, kv: ["NOTES"] });
+  assert.ok(output.includes('"greeting":"hello"') && output.includes(`"held":"${script.bound.value}"`), output);
+});
+
+test("a binding that is not there is a failed result that the model reads", async () => {
+  const { output, logs } = await said({ kv: ["NOTES"] });
+  assert.ok(output.includes("The binding is not there."), output);
+  assert.deepEqual(logs.filter((line) => line.includes("panic")), []);
+});
