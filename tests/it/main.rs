@@ -32,6 +32,7 @@ mod live;
 mod logging;
 mod loopback;
 mod messages;
+mod output;
 mod providers;
 #[path = "../providers/mod.rs"]
 mod providers_suite;

@@ -9,11 +9,12 @@ use remote_agents::agent::{keyed, typed_tool};
 use remote_agents::mount::Mount;
 use remote_agents::native::LocalObjects;
 use remote_agents::protocol::ids::{AgentType, SessionId};
-use remote_agents::{Agent, Agents, Tool, ToolContext};
+use remote_agents::{Agent, Agents, Tool, ToolContext, ToolError};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::conversation::{hosting, looker};
 use crate::support::{Client, Lines, calls, chunks, in_world, scripted, text, turn};
 
 #[derive(Deserialize, JsonSchema)]
@@ -142,5 +143,65 @@ fn no_two_calls_share_a_key_unless_their_tool_declares_one() {
             let first = |(_, attempt, again): &(String, u32, bool)| *attempt == 1 && !again;
             assert!(bank.keys.borrow().iter().all(first));
         }
+    });
+}
+
+/// Notes that it is dropped.
+struct Guard(Rc<Cell<bool>>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.set(true);
+    }
+}
+
+#[test]
+fn a_tool_says_something_on_the_stream_and_what_it_began_hears_the_stop() {
+    in_world(|| async {
+        let (heard, dropped) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+        let flags = (heard.clone(), dropped.clone());
+        let client = hosting(move || {
+            let (heard, dropped) = flags.clone();
+            let wait = typed_tool(
+                "wait",
+                "Waits.",
+                move |context: ToolContext, at: Payment| {
+                    let (heard, guard) = (heard.clone(), Guard(dropped.clone()));
+                    async move {
+                        let _guard = guard;
+                        context.emit("begun", json!({"order": at.order}))?;
+                        let stop = context.stop.clone();
+                        tokio::task::spawn_local(async move {
+                            stop.wait().await;
+                            heard.set(true);
+                        });
+                        std::future::pending::<()>().await;
+                        Ok::<_, ToolError>("over")
+                    }
+                },
+            );
+            let model = scripted(|_| calls(&[("c", "wait", json!({"order": 7}))]));
+            looker(model, &Rc::default()).with_tool(wait)
+        });
+        let body = json!({"sessionId": "s1", "message": "go"});
+        assert_eq!(client.post("/agents/looker/start", body).await.0, 200);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(!heard.get() && !dropped.get());
+        let stop = json!({"sessionId": "s1"});
+        assert_eq!(client.post("/agents/looker/interrupt", stop).await.0, 200);
+        let status = client.settled("looker", "s1").await;
+        assert_eq!(status["status"], "interrupted");
+        assert!(heard.get() && dropped.get());
+        let path = "/agents/looker/sse?sessionId=s1&fromSequence=0";
+        let said = chunks(&client.sse(path).await.0);
+        let custom: Vec<_> = said
+            .iter()
+            .filter(|chunk| chunk["type"] == "custom")
+            .map(|chunk| (&chunk["eventName"], &chunk["data"], &chunk["agentId"]))
+            .collect();
+        assert_eq!(
+            custom,
+            [(&json!("begun"), &json!({"order": 7}), &json!("s1"))]
+        );
     });
 }
