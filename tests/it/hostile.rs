@@ -68,13 +68,16 @@ enum Step {
         #[serde(rename = "settle")]
         _settle: bool,
     },
-    Post {
-        action: String,
-        body: BodyRow,
-        #[serde(default)]
-        headers: Vec<(String, String)>,
-        expect: Expect,
-    },
+    Post(Box<Post>),
+}
+
+#[derive(Deserialize)]
+struct Post {
+    action: String,
+    body: BodyRow,
+    #[serde(default)]
+    headers: Vec<(String, String)>,
+    expect: Expect,
 }
 
 fn table() -> Table {
@@ -325,20 +328,15 @@ fn a_replayed_key_is_answered_as_at_first_and_begins_nothing() {
                 let own = world.own.clone();
                 let mut answers = Vec::new();
                 for step in &replay.steps {
-                    let Step::Post {
-                        action,
-                        body,
-                        headers,
-                        expect,
-                    } = step
-                    else {
+                    let Step::Post(post) = step else {
                         world.settled(&own).await;
                         answers.push(Value::Null);
                         continue;
                     };
+                    let (action, expect) = (&post.action, &post.expect);
                     let path = format!("{}/{}/{action}", world.base, world.agent_type);
-                    let body = world.body(Some(body));
-                    let (status, body) = world.send("POST", &path, headers, body).await;
+                    let body = world.body(Some(&post.body));
+                    let (status, body) = world.send("POST", &path, &post.headers, body).await;
                     let at = format!("{}: step {}", replay.name, answers.len());
                     assert_eq!(check(expect, status, &body), Ok(()), "{at}");
                     let answer: Value = serde_json::from_slice(&body).unwrap();
