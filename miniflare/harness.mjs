@@ -40,6 +40,8 @@ const WORKERD = createRequire(import.meta.url)("workerd").default;
  * @property {string | null} [apiKey]  The secret of both Workers; `null` leaves it unset. Default: random.
  * @property {{producer?: number, consumer?: number}} [ports]  Default: free ones.
  * @property {{producer?: object, consumer?: object}} [vars]   Added to the variables of `wrangler.toml`.
+ * @property {{producer?: object, consumer?: object}} [ratelimits]  Added to the rate limiters of `wrangler.toml`, by
+ *                                binding: `{RATE_LIMIT: {limit: 3, period: 60}}`.
  * @property {boolean} [assets]   `false` leaves the static files out.
  * @property {("producer" | "consumer")[]} [roles]  Which of the two run. Default: both. A consumer needs its producer.
  * @property {ExtraWorker[]} [extra]
@@ -263,6 +265,11 @@ class Workers {
         Object.fromEntries(environment.durable_objects.bindings.map(({ name, class_name: className }) => [name, className])),
       ),
       serviceBindings: services,
+      ratelimits: Object.fromEntries(
+        [...(environment.ratelimits ?? []).map(({ name, simple }) => [name, simple]), ...Object.entries(this.#options.ratelimits?.[role] ?? {})].map(
+          ([name, simple]) => [name, { namespace_id: name, simple }],
+        ),
+      ),
     };
   }
 

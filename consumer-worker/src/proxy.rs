@@ -8,9 +8,9 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
-use http::{StatusCode, Uri};
+use http::{HeaderValue, StatusCode, Uri};
 use remote_agents::http::{Request, Response, json, refusal};
-use remote_agents::mount::{Mount, Objects};
+use remote_agents::mount::{Forward, INTERNAL_CALLER, Mount, Objects};
 use remote_agents::protocol::ids::{AgentType, SessionId};
 use remote_agents::protocol::request::parameter;
 use remote_agents::transport::{Transport, TransportError};
@@ -74,11 +74,16 @@ impl ChildProxy<'_> {
     async fn read(&self, reading: Reading, request: &Request) -> Result<Response, Box<Response>> {
         let refused = |error: Error| Box::new(refusal(&error));
         let query = request.uri().query();
-        let child = self.admitted(request, query.unwrap_or_default())?;
+        let forward = self.admitted(request, query.unwrap_or_default()).await?;
+        let (child, caller) = (
+            forward.asked.session_id,
+            forward.request.headers().get(INTERNAL_CALLER),
+        );
         let child_type = parameter(query, "agentType").map_err(refused)?;
         let child_type = AgentType::parse(child_type.as_deref().unwrap_or(DEFAULT_TYPE))
             .map_err(|_| refused(Error::not_found()))?;
-        if !self.is_known(&child, &child_type).await.map_err(refused)? {
+        let known = self.is_known(&child, &child_type, caller).await;
+        if !known.map_err(refused)? {
             return Err(refused(Error::not_found()));
         }
         let transport = (self.children)(child_type);
@@ -94,7 +99,7 @@ impl ChildProxy<'_> {
 
     /// The child, after every check that the mount makes of a read of its own: method, credentials,
     /// version, `sessionId`, in this order and with the same refusals.
-    fn admitted(&self, request: &Request, query: &str) -> Result<SessionId, Box<Response>> {
+    async fn admitted(&self, request: &Request, query: &str) -> Result<Forward, Box<Response>> {
         let address = format!("{}/{}/snapshot?{query}", self.base_path, self.agent_type);
         let address: Uri = address.parse().map_err(|_| {
             Box::new(refusal(&Error::invalid(
@@ -104,16 +109,20 @@ impl ChildProxy<'_> {
         })?;
         let admission = self
             .mount
-            .admit(request.method(), &address, request.headers())
+            .admit_within_limits(request.method(), &address, request.headers())
+            .await
             .map_err(Box::new)?;
-        admission
-            .forward(Bytes::new())
-            .map(|forward| forward.asked.session_id)
-            .map_err(Box::new)
+        admission.forward(Bytes::new()).map_err(Box::new)
     }
 
-    /// Whether a session of this service knows the child under this type.
-    async fn is_known(&self, child: &SessionId, child_type: &AgentType) -> Result<bool> {
+    /// Whether a session of this service knows the child under this type: one that the caller may
+    /// reach, where the mount binds sessions to their callers.
+    async fn is_known(
+        &self,
+        child: &SessionId,
+        child_type: &AgentType,
+        caller: Option<&HeaderValue>,
+    ) -> Result<bool> {
         let mut unasked = false;
         for session in ancestors(child) {
             let question = format!(
@@ -129,6 +138,11 @@ impl ChildProxy<'_> {
             *request.uri_mut() = question
                 .parse()
                 .map_err(|e| Error::internal(format!("descendant: {e}")))?;
+            if let Some(caller) = caller {
+                request
+                    .headers_mut()
+                    .insert(INTERNAL_CALLER, caller.clone());
+            }
             match self
                 .objects
                 .object(&session)

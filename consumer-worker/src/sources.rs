@@ -53,7 +53,8 @@ impl Sources<'_> {
         })?;
         let forward = self
             .mount
-            .admit(request.method(), &address, request.headers())
+            .admit_within_limits(request.method(), &address, request.headers())
+            .await
             .and_then(|admission| admission.forward(Bytes::new()))
             .map_err(Box::new)?;
         let object = self.objects.object(&forward.asked.session_id);

@@ -8,8 +8,9 @@
 use std::rc::Rc;
 
 use remote_agents::Result;
-use remote_agents::mount::{Auth, Mount, Projection};
+use remote_agents::mount::{Auth, Head, Limiter, Mount, Projection};
 use remote_agents::protocol::ids::AgentType;
+use remote_agents::protocol::route::Route;
 
 use crate::projection::{project_state, project_usage};
 use crate::{planner, researcher};
@@ -60,4 +61,21 @@ pub fn public(key: Option<String>) -> Result<Mount> {
         })
         .with_live_state()
         .with_usage_projection(Rc::new(project_usage)))
+}
+
+/// The mount with a limit on what its callers may begin, resume and stop; reading is not counted. The
+/// one key is everybody's, so callers are told apart by the address that Cloudflare names, which
+/// nobody outside can set there.
+#[must_use]
+pub fn limited(mount: Mount, limiter: Rc<dyn Limiter>) -> Mount {
+    mount.with_limiter(limiter, |head: &Head<'_>| {
+        let Route::Agent { action, .. } = head.route else {
+            return None;
+        };
+        let address = head.headers.get("cf-connecting-ip");
+        let address = address.and_then(|address| address.to_str().ok());
+        action
+            .is_post()
+            .then(|| address.unwrap_or("unknown").to_owned())
+    })
 }

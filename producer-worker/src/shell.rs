@@ -6,8 +6,9 @@
 #![allow(missing_docs)] // `durable_object` writes methods without documentation.
 
 use std::rc::Rc;
+use std::time::Duration;
 
-use remote_agents::cloudflare::{self, ObjectHost, object_stub_transport, variable};
+use remote_agents::cloudflare::{self, ObjectHost, RateLimit, object_stub_transport, variable};
 use remote_agents::http::refusal;
 use remote_agents::platform::Runtime;
 use remote_agents::protocol::ids::AgentType;
@@ -22,6 +23,12 @@ const OBJECTS: &str = "AGENTS";
 
 /// The binding of Workers AI, which a deployment needs only for the models there.
 const AI: &str = "AI";
+
+/// The binding of the platform's rate limiter; a deployment may be without.
+const RATE_LIMIT: &str = "RATE_LIMIT";
+
+/// The limiter's period, as `wrangler.toml` has it.
+const RATE_PERIOD: Duration = Duration::from_secs(60);
 
 /// One session of the planner or of a researcher.
 #[durable_object(alarm)]
@@ -59,7 +66,11 @@ async fn fetch(request: Request, env: Env, context: Context) -> worker::Result<R
     let mount = if mounts::is_internal(&request.path(), props) {
         mounts::internal()
     } else {
-        mounts::public(variable(&env, "API_KEY"))
+        let limiter = RateLimit::bound(&env, RATE_LIMIT, RATE_PERIOD);
+        mounts::public(variable(&env, "API_KEY")).map(|mount| match limiter {
+            Some(limiter) => mounts::limited(mount, Rc::new(limiter)),
+            None => mount,
+        })
     };
     Ok(match mount.and_then(|mount| Ok((mount, objects(&env)?))) {
         Ok((mount, objects)) => cloudflare::serve(&mount, &objects, &request).await,

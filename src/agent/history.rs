@@ -227,7 +227,8 @@ pub fn check_pairing(messages: &[MessageRecord]) -> Result<(), String> {
     }
 }
 
-fn json_bytes(value: &impl Serialize) -> u64 {
+/// The size of a value as JSON.
+pub(crate) fn json_bytes(value: &impl Serialize) -> u64 {
     let mut count = Count(0);
     // Plain data is always written, and counting never fails.
     let _written = serde_json::to_writer(&mut count, value);

@@ -185,10 +185,10 @@ pub(crate) fn fields(state: &Value) -> Map<String, Value> {
     state.as_object().cloned().unwrap_or_default()
 }
 
-/// The state if a hook has changed it, checked against the agent's shape. One that it left alone is
+/// The state if a hook has changed it, checked against the agent's shape and bound. One that it left alone is
 /// not checked: it may be of an earlier shape.
 pub(crate) fn changed(
-    shape: &super::Shape,
+    agent: &super::Agent,
     before: &Value,
     state: Map<String, Value>,
 ) -> Result<Option<Value>> {
@@ -196,7 +196,8 @@ pub(crate) fn changed(
     if state == *before {
         return Ok(None);
     }
-    shape.check(&state).map_err(|reason| {
+    agent.limits.check_state(&state, usize::MAX)?;
+    agent.state.check(&state).map_err(|reason| {
         let sentence = "A hook made a state that does not have the agent's shape.";
         Error::new(Code::ToolExecutionFailed, sentence).with_detail(reason)
     })?;

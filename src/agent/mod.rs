@@ -35,7 +35,7 @@ pub use tool::{
     StepHandle, StopSignal, Tool, ToolContext, ToolError, keyed, serial, tool, typed_tool,
 };
 
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
 use crate::protocol::ids::{AgentType, SessionId};
 use crate::session::Retention;
 use crate::store::{Database, SessionOrigin, SubLocation};
@@ -116,7 +116,7 @@ impl Default for Flush {
     }
 }
 
-/// Bounds of one run.
+/// Bounds of a run, and of what its session holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Steps of one run; the next is refused and the run fails. Default 32.
@@ -138,6 +138,16 @@ pub struct Limits {
     pub max_repeats: u32,
     /// How long a local tool may take. Default 5 minutes.
     pub tool_timeout: Duration,
+    /// The largest state of a session, in bytes of JSON. A start with a larger one is refused with
+    /// `PAYLOAD_TOO_LARGE`; a tool or a hook that would make it larger gets that error instead, and the
+    /// state stays as it is. Default 8 MiB: an object holds a few states at once, and its platform
+    /// gives it 128 MB.
+    pub max_state_bytes: usize,
+    /// The size of a session's log, in bytes of JSON, what was trimmed not counted. Looked at after
+    /// each step: one that reaches it is the last, and the run fails with `run_attempts_exhausted`
+    /// unless it has completed; a resume is refused with `PAYLOAD_TOO_LARGE`. Default none: with
+    /// [`Agent::with_retention`] an old log is trimmed instead.
+    pub max_log_bytes: Option<u64>,
     /// Children that one session has in flight at once. Default 4: each holds a connection.
     /// [`Limits::UNBOUNDED_CHILDREN`] sets no bound, 0 counts as 1. Calls beyond the bound wait in
     /// call order, and the stream says so.
@@ -145,6 +155,18 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Refuses a state that is too large, of `most` bytes or of what the agent takes.
+    pub(crate) fn check_state(&self, state: &Value, most: usize) -> Result<()> {
+        let most = most.min(self.max_state_bytes);
+        if history::json_bytes(state) <= u64::try_from(most).unwrap_or(u64::MAX) {
+            return Ok(());
+        }
+        let mut refused = Error::new(Code::PayloadTooLarge, "The state is too large.")
+            .with_detail(format!("the limit is {most} bytes"));
+        refused.field = Some("state".to_owned());
+        Err(refused)
+    }
+
     /// For [`Limits::max_children`]: every call of a child begins at once.
     pub const UNBOUNDED_CHILDREN: usize = usize::MAX;
 }
@@ -158,6 +180,8 @@ impl Default for Limits {
             max_output_attempts: 3,
             max_repeats: 5,
             tool_timeout: Duration::from_secs(300),
+            max_state_bytes: 8 * 1024 * 1024,
+            max_log_bytes: None,
             max_children: 4,
         }
     }

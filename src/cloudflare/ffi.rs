@@ -127,6 +127,13 @@ extern "C" {
         options: &Object,
     ) -> Result<Promise, JsValue>;
 
+    /// A binding of the platform's rate limiter.
+    #[wasm_bindgen(extends = Object)]
+    #[derive(Clone, Debug)]
+    pub(super) type RawRateLimit;
+    #[wasm_bindgen(method, catch)]
+    pub(super) fn limit(this: &RawRateLimit, options: &Object) -> Result<Promise, JsValue>;
+
     /// Text as bytes.
     #[wasm_bindgen(extends = Object, js_name = TextEncoder)]
     pub(super) type RawTextEncoder;

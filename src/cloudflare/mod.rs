@@ -10,6 +10,7 @@ mod convert;
 mod database;
 mod fetch;
 mod ffi;
+mod limit;
 mod mount;
 mod object;
 mod panics;
@@ -22,6 +23,7 @@ pub use fetch::{
     BindingFetch, DurableObjects, GlobalFetch, http_transport, object_stub_transport,
     service_binding_transport,
 };
+pub use limit::RateLimit;
 pub use mount::serve;
 pub use object::ObjectHost;
 pub use runtime::{DurableRuntime, WorkerRuntime};

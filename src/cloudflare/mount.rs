@@ -64,7 +64,8 @@ async fn admitted(mount: &Mount, request: &web_sys::Request) -> Result<Forward, 
     let refused = |error: Error| Box::new(refused(mount, &error));
     let head = convert::head(request).map_err(refused)?;
     let admission = mount
-        .admit(head.method(), head.uri(), head.headers())
+        .admit_within_limits(head.method(), head.uri(), head.headers())
+        .await
         .map_err(Box::new)?;
     let body = if admission.takes_body() {
         convert::body(request, admission.body_limit())

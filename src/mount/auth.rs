@@ -24,6 +24,10 @@ pub enum Auth {
 /// Decides about one request before its body is read.
 pub type Hook = Rc<dyn Fn(&Head<'_>) -> Decision>;
 
+/// Says who makes a request, as the product knows its callers: an account, a tenant, the subject of a
+/// token. `None` is nobody, and refused.
+pub type CallerHook = Rc<dyn Fn(&Head<'_>) -> Option<String>>;
+
 /// What a hook sees of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a> {
@@ -88,7 +92,7 @@ impl Guard {
     }
 }
 
-fn unauthorized() -> Response {
+pub(super) fn unauthorized() -> Response {
     refusal(&Error::new(
         Code::Unauthorized,
         "The credentials are missing or wrong.",

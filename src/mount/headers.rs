@@ -15,6 +15,7 @@ use crate::protocol::header::{
     INTERNAL_NEIGHBOURS, INTERNAL_PREFIX, MOUNT, VERSION as VERSION_HEADER,
 };
 use crate::protocol::ids::SessionId;
+use crate::protocol::inside::Inside;
 
 /// The session's id, towards the object.
 pub const INTERNAL_SESSION: &str = "x-remote-agents-internal-session";
@@ -73,6 +74,7 @@ pub(super) fn mark_internal(
     headers: &mut HeaderMap,
     session: &SessionId,
     mount: Kind,
+    inside: &Inside,
 ) -> Result<()> {
     let session = HeaderValue::from_str(session.as_str())
         .map_err(|e| Error::internal(format!("the session's id: {e}")))?;
@@ -81,6 +83,7 @@ pub(super) fn mark_internal(
     if mount.live {
         headers.insert(INTERNAL_NEIGHBOURS, HeaderValue::from_static("1"));
     }
+    inside.write(headers);
     Ok(())
 }
 

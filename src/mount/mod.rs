@@ -7,6 +7,7 @@
 
 mod auth;
 mod headers;
+mod limit;
 mod live;
 mod project;
 mod rewrite;
@@ -19,13 +20,17 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, Uri};
 use serde_json::{Value, json};
 
-pub use auth::{Auth, Decision, Head, Hook};
+pub use crate::protocol::header::INTERNAL_CALLER;
+pub use crate::protocol::inside::SessionLimits;
+pub use auth::{Auth, CallerHook, Decision, Head, Hook};
 pub use headers::{INTERNAL_MOUNT, INTERNAL_SESSION};
+pub use limit::{LimitKey, Limiter, Verdict};
 pub use project::{ChunkDetail, Projection, StateMap, UsageProjection};
 
 use crate::error::{Code, Error, Result};
 use crate::http::{Body, Request, Response, json as json_answer, refusal};
 use crate::protocol::ids::{AgentType, SessionId};
+use crate::protocol::inside::{Caller, Inside};
 use crate::protocol::request::{
     MessagesQuery, SessionQuery, SseQuery, TreeQuery, check_version, idempotency_key,
     last_event_id, parameter, parse_resume, parse_start, parse_stop,
@@ -63,6 +68,9 @@ pub struct Mount {
     ui: bool,
     live: bool,
     body_limit: usize,
+    session_limits: SessionLimits,
+    callers: Option<CallerHook>,
+    limiter: Option<(Rc<dyn Limiter>, LimitKey)>,
 }
 
 impl Mount {
@@ -85,6 +93,9 @@ impl Mount {
             ui: false,
             live: false,
             body_limit: BODY_LIMIT,
+            session_limits: SessionLimits::default(),
+            callers: None,
+            limiter: None,
         }
     }
 
@@ -185,6 +196,42 @@ impl Mount {
         self
     }
 
+    /// How much of one session callers of this mount may take; the session's object keeps to it.
+    /// Default: what the agent allows.
+    #[must_use]
+    pub fn with_session_limits(mut self, limits: SessionLimits) -> Self {
+        self.session_limits = limits;
+        self
+    }
+
+    /// Binds each session that is begun over this mount to its caller. For everyone else it is the
+    /// 404 of an unknown session here, on every route, and so is every session that was not begun by
+    /// them over a mount that binds. The hook is asked behind [`Self::with_auth`]; a request of
+    /// nobody is a 401. What is kept of an identity is a digest. Default: whoever may use the mount
+    /// reaches every session.
+    ///
+    /// A mount without this reaches bound sessions too: it is for operators and for other services
+    /// of one's own. An id that somebody else has cannot be begun, so whoever guesses it learns that
+    /// it is taken: where that matters, ids are random.
+    #[must_use]
+    pub fn with_callers(mut self, hook: impl Fn(&Head<'_>) -> Option<String> + 'static) -> Self {
+        self.callers = Some(Rc::new(hook));
+        self
+    }
+
+    /// Asks a limiter about each request that passed every check but those of body and query, under
+    /// the key that the hook makes of it; one without a key is not counted. A refusal is a 429
+    /// `RATE_LIMITED` with `Retry-After`. Default: no limiter.
+    #[must_use]
+    pub fn with_limiter(
+        mut self,
+        limiter: Rc<dyn Limiter>,
+        key: impl Fn(&Head<'_>) -> Option<String> + 'static,
+    ) -> Self {
+        self.limiter = Some((limiter, Rc::new(key)));
+        self
+    }
+
     /// Whether callers see less than what the object says, so that a dispatch may not use it.
     #[must_use]
     pub fn is_projected(&self) -> bool {
@@ -230,6 +277,25 @@ impl Mount {
             .map_err(|response| self.finished(*response))
     }
 
+    /// As [`Self::admit`], and asks the limiter, if the mount has one.
+    ///
+    /// # Errors
+    /// The answer that refuses the request.
+    pub async fn admit_within_limits(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Result<Admission, Response> {
+        let admission = self.admit(method, uri, headers)?;
+        if let (Some((limiter, _)), Some(key)) = (&self.limiter, &admission.limit_key) {
+            limit::ask(&**limiter, key)
+                .await
+                .map_err(|error| self.finished(refusal(&error)))?;
+        }
+        Ok(admission)
+    }
+
     fn check(
         &self,
         method: &Method,
@@ -248,23 +314,30 @@ impl Mount {
             error.allow = Some(route.allow());
             return Err(refuse(error));
         }
-        self.authorize(&Head {
+        let head = Head {
             method,
             uri,
             headers,
             route: &route,
-        })?;
-        let (agent_type, action) = match route {
+        };
+        self.authorize(&head)?;
+        let caller = match &self.callers {
+            None => None,
+            Some(hook) => Some(Caller::of(
+                &hook(&head).ok_or_else(|| Box::new(auth::unauthorized()))?,
+            )),
+        };
+        let (agent_type, action) = match &route {
             Route::List => {
                 check_version(headers).map_err(refuse)?;
-                return Ok(self.admission(Next::List(self.list())));
+                return Ok(self.admission(&head, Next::List(self.list()), caller));
             }
-            Route::Agent { agent_type, action } => (agent_type, action),
+            Route::Agent { agent_type, action } => (agent_type, *action),
         };
         if self
             .agents
             .as_ref()
-            .is_some_and(|all| !all.contains(&agent_type))
+            .is_some_and(|all| !all.contains(agent_type))
         {
             return Err(refuse(Error::not_found()));
         }
@@ -273,12 +346,13 @@ impl Mount {
         if action.is_post() && headers::content_length(headers) > readable as u64 {
             return Err(refuse(too_large(self.body_limit)));
         }
-        Ok(self.admission(Next::Agent {
-            agent_type,
+        let next = Next::Agent {
+            agent_type: agent_type.clone(),
             action,
             query: uri.query().map(str::to_owned),
             headers: headers.clone(),
-        }))
+        };
+        Ok(self.admission(&head, next, caller))
     }
 
     fn authorize(&self, head: &Head<'_>) -> Result<(), Box<Response>> {
@@ -306,9 +380,14 @@ impl Mount {
         json!({ "agents": agents, "version": VERSION })
     }
 
-    fn admission(&self, next: Next) -> Admission {
+    fn admission(&self, head: &Head<'_>, next: Next, caller: Option<Caller>) -> Admission {
         Admission {
             next,
+            limit_key: self.limiter.as_ref().and_then(|(_, key)| key(head)),
+            inside: Inside {
+                caller,
+                limits: self.session_limits,
+            },
             kind: Kind {
                 projected: self.is_projected(),
                 live: self.live && self.projection.is_some(),
@@ -364,6 +443,8 @@ impl Mount {
 /// A request that passed every check that needs no body.
 pub struct Admission {
     next: Next,
+    limit_key: Option<String>,
+    inside: Inside,
     kind: Kind,
     messages: bool,
     ui: bool,
@@ -406,6 +487,7 @@ impl Admission {
     pub fn forward(self, body: Bytes) -> Result<Forward, Response> {
         let (kind, projected, ui) = (self.kind, self.kind.projected, self.ui);
         let messages = self.messages;
+        let inside = self.inside;
         let (agent_type, action, query, headers) = match self.next {
             Next::List(list) => return Err(finished(json_answer(200, &list), projected)),
             Next::Agent {
@@ -440,7 +522,8 @@ impl Admission {
                     action,
                     discard,
                 };
-                let request = object_request(&asked, query.as_deref(), headers, body, kind)?;
+                let request =
+                    object_request(&asked, query.as_deref(), headers, body, (kind, &inside))?;
                 Ok(Forward { asked, request })
             })
         };
@@ -494,7 +577,8 @@ pub trait Objects {
 pub async fn serve(mount: &Mount, objects: &dyn Objects, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let forward = mount
-        .admit(&parts.method, &parts.uri, &parts.headers)
+        .admit_within_limits(&parts.method, &parts.uri, &parts.headers)
+        .await
         .and_then(|admission| admission.forward(body));
     let forward = match forward {
         Ok(forward) => forward,
@@ -553,7 +637,7 @@ fn object_request(
     query: Option<&str>,
     mut headers: HeaderMap,
     body: Bytes,
-    kind: Kind,
+    (kind, inside): (Kind, &Inside),
 ) -> Result<Request> {
     headers::strip(&mut headers);
     headers::body_changes(&mut headers);
@@ -561,7 +645,7 @@ fn object_request(
         live: kind.live && matches!(asked.action, Action::Sse | Action::Ui),
         ..kind
     };
-    headers::mark_internal(&mut headers, &asked.session_id, kind)?;
+    headers::mark_internal(&mut headers, &asked.session_id, kind, inside)?;
     // The parts are made of the session's own stream.
     let action = match asked.action {
         Action::Ui => Action::Sse,

@@ -7,11 +7,13 @@
 mod client;
 pub mod database;
 mod host;
+mod limiter;
 mod objects;
 mod runtime;
 
 pub use client::{HttpClient, http_transport};
 pub use database::RusqliteDatabase;
 pub use host::{Host, block_on};
+pub use limiter::MemoryLimiter;
 pub use objects::{CommitMoment, LocalObjects, MakeAgents, MountFetch, OnCommit, OnObjectEffect};
 pub use runtime::{Effect, LocalRuntime, LogSink, OnEffect};

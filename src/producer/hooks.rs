@@ -69,7 +69,7 @@ impl Producer {
                 database,
             });
             let changed = made
-                .and_then(|()| changed(&agent.state, &state, fields))
+                .and_then(|()| changed(agent, &state, fields))
                 .inspect_err(|error| refused = Some(error.clone()))?;
             let transition = self
                 .read(|session| session.promote_as(end.clone(), changed, entropy, now))?

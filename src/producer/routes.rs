@@ -18,6 +18,7 @@ use crate::platform::Level;
 use crate::protocol::canonical;
 use crate::protocol::header;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId};
+use crate::protocol::inside::Inside;
 use crate::protocol::message::{ResumeMode, SessionStatus, StartResponse, StopResponse};
 use crate::protocol::request::{
     MessagesQuery, SessionQuery, SseQuery, TreeQuery, idempotency_key, parameter, parse_resume,
@@ -27,6 +28,12 @@ use crate::protocol::route::Action;
 use crate::protocol::trace::TraceContext;
 use crate::session::{Accepted, Begin, EntryIds, Healed, Reopen, Session, page};
 use crate::store::{IdempotencyRecord, RunRecord, SessionOrigin, StopKind};
+
+/// How a request came here: under which type, and what its mount says of it.
+pub(super) struct Way {
+    pub(super) agent_type: AgentType,
+    pub(super) inside: Inside,
+}
 
 impl Producer {
     /// Answers one request. Every failure is an envelope.
@@ -60,9 +67,12 @@ impl Producer {
         else {
             return Err(Error::not_found());
         };
-        let agent_type = AgentType::parse(agent_type).map_err(|_| Error::not_found())?;
+        let way = &Way {
+            agent_type: AgentType::parse(agent_type).map_err(|_| Error::not_found())?,
+            inside: Inside::read(&parts.headers),
+        };
         if action == "descendant" && parts.method == Method::GET {
-            return self.descendant(&agent_type, parts.uri.query());
+            return self.descendant(way, parts.uri.query());
         }
         let action = Action::parse(action).ok_or_else(Error::not_found)?;
         if action.method() != parts.method {
@@ -75,35 +85,36 @@ impl Producer {
         }
         let query = parts.uri.query();
         match action {
-            Action::Start => self.start(&agent_type, &body, &parts.headers).await,
-            Action::Resume => self.resume(&agent_type, &body, &parts.headers).await,
-            Action::Interrupt => self.stop(StopKind::Interrupt, &agent_type, &body).await,
-            Action::Abort => self.stop(StopKind::Abort, &agent_type, &body).await,
+            Action::Start => self.start(way, &body, &parts.headers).await,
+            Action::Resume => self.resume(way, &body, &parts.headers).await,
+            Action::Interrupt => self.stop(StopKind::Interrupt, way, &body).await,
+            Action::Abort => self.stop(StopKind::Abort, way, &body).await,
             Action::Sse => {
                 let last = parts
                     .headers
                     .get("last-event-id")
                     .and_then(|value| value.to_str().ok());
                 let query = SseQuery::parse(query, last)?;
-                self.expect(&agent_type, &query.session_id)?;
+                self.expect(way, &query.session_id)?;
                 let neighbours = parts.headers.contains_key(header::INTERNAL_NEIGHBOURS);
-                self.sse(query, neighbours).await
+                self.sse(way, query, neighbours).await
             }
             Action::Status => {
-                self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
+                self.expect(way, &SessionQuery::parse(query)?.session_id)?;
                 let executing = self.is_executing();
                 self.read(|session| json_answer(200, &session.status(executing)))?
                     .ok_or_else(Error::not_found)
             }
             Action::Snapshot => {
-                self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
+                self.expect(way, &SessionQuery::parse(query)?.session_id)?;
                 self.read(|session| json_answer(200, &session.snapshot()))?
                     .ok_or_else(Error::not_found)
             }
             Action::Usage => {
                 let session_id = SessionQuery::parse(query)?.session_id;
-                self.expect(&agent_type, &session_id)?;
+                self.expect(way, &session_id)?;
                 let rollup = self.usage_rollup(None).await?;
+                self.expect(way, &session_id)?;
                 Ok(json_answer(
                     200,
                     &json!({"sessionId": session_id, "rollup": rollup}),
@@ -111,12 +122,14 @@ impl Producer {
             }
             Action::Tree => {
                 let query = TreeQuery::parse(query)?;
-                self.expect(&agent_type, &query.session_id)?;
-                Ok(json_answer(200, &self.tree(query.bounds).await?))
+                self.expect(way, &query.session_id)?;
+                let tree = self.tree(query.bounds).await?;
+                self.expect(way, &query.session_id)?;
+                Ok(json_answer(200, &tree))
             }
             Action::Messages => {
                 let query = MessagesQuery::parse(query)?;
-                self.expect(&agent_type, &query.session_id)?;
+                self.expect(way, &query.session_id)?;
                 let snapshot = self.read(Session::snapshot)?.ok_or_else(Error::not_found)?;
                 let behind = |index| self.store.message_behind(index);
                 let page = page(snapshot, query.after, query.limit, behind)?;
@@ -124,7 +137,7 @@ impl Producer {
             }
             // A mount asks for `/sse` and makes the parts of it.
             Action::Ui => {
-                self.expect(&agent_type, &SessionQuery::parse(query)?.session_id)?;
+                self.expect(way, &SessionQuery::parse(query)?.session_id)?;
                 Err(Error::new(
                     Code::FeatureUnavailable,
                     "The UI message stream is served by mounts.",
@@ -133,13 +146,15 @@ impl Producer {
         }
     }
 
-    /// Makes sure that this object hosts the session under this type.
-    fn expect(&self, agent_type: &AgentType, session_id: &SessionId) -> Result<()> {
+    /// Makes sure that this object hosts the session under this type, for this caller. To be asked again
+    /// behind each wait: a life that is over may have been followed by somebody else's.
+    pub(super) fn expect(&self, way: &Way, session_id: &SessionId) -> Result<()> {
         let found = self.read(|session| {
             let record = &session.record;
             (
                 record.session_id == *session_id,
-                record.agent_type == *agent_type,
+                record.agent_type == way.agent_type
+                    && way.inside.reaches(record.origin.owner.as_deref()),
             )
         })?;
         if let Some((false, _)) = found {
@@ -154,6 +169,20 @@ impl Producer {
         }
     }
 
+    /// Refuses to go on with a session whose log is as large as it may be.
+    fn expect_log_below(&self, most: u64) -> Result<()> {
+        if most == u64::MAX || self.log_bytes()? < most {
+            return Ok(());
+        }
+        let sentence = "The session's log is as large as it may be; begin another session.";
+        Err(Error::new(Code::PayloadTooLarge, sentence)
+            .with_detail(format!("the limit is {most} bytes")))
+    }
+
+    pub(super) fn log_bytes(&self) -> Result<u64> {
+        Ok(self.store.log_stats(0)?.bytes)
+    }
+
     fn entropy_ids(&self) -> EntryIds {
         EntryIds {
             run_id: RunId::from_entropy(self.runtime.entropy()),
@@ -163,10 +192,11 @@ impl Producer {
 
     async fn start(
         self: &Rc<Self>,
-        agent_type: &AgentType,
+        way: &Way,
         body: &Bytes,
         headers: &http::HeaderMap,
     ) -> Result<Response> {
+        let agent_type = &way.agent_type;
         let agent = self
             .agents
             .find(agent_type.as_str())
@@ -184,7 +214,7 @@ impl Producer {
         }
         let key = Key::read(Action::Start, &request, headers)?;
         if self.read(|_| ())?.is_some() {
-            self.expect(agent_type, &request.session_id)?;
+            self.expect(way, &request.session_id)?;
             if let Some(answer) = self.replay(key.as_ref())? {
                 // The answer is asked for again, so the first one may have been lost with the
                 // object, before it had armed its watchdog.
@@ -229,6 +259,8 @@ impl Producer {
                 })?;
             }
             let state = initial_state(&agent, std::mem::take(&mut incoming))?;
+            let most = way.inside.limits.max_state_bytes;
+            agent.limits.check_state(&state, most)?;
             let transition = Session::begin(
                 Begin {
                     session_id: request.session_id.clone(),
@@ -241,6 +273,7 @@ impl Producer {
                         user_id: request.user_id.clone(),
                         tags: request.tags.clone(),
                         metadata: request.metadata.clone(),
+                        owner: way.inside.caller.as_ref().map(|c| c.as_str().to_owned()),
                         trace: TraceContext::from_headers(headers),
                     },
                     idempotency: idempotency.clone(),
@@ -263,15 +296,15 @@ impl Producer {
 
     async fn resume(
         self: &Rc<Self>,
-        agent_type: &AgentType,
+        way: &Way,
         body: &Bytes,
         headers: &http::HeaderMap,
     ) -> Result<Response> {
         let request = parse_resume(body)?;
-        self.expect(agent_type, &request.session_id)?;
+        self.expect(way, &request.session_id)?;
         let agent = self
             .agents
-            .find(agent_type.as_str())
+            .find(way.agent_type.as_str())
             .ok_or_else(Error::not_found)?;
         let key = Key::read(Action::Resume, &request, headers)?;
         if let Some(answer) = self.replay(key.as_ref())? {
@@ -286,6 +319,7 @@ impl Producer {
             ResumeMode::Continue
         });
         let healed = self.healed(&agent, mode).await?;
+        self.expect(way, &request.session_id)?;
         // Reading children has taken its time: the same key may have come in meanwhile.
         if let Some(answer) = self.replay(key.as_ref())? {
             self.kick().await?;
@@ -313,6 +347,8 @@ impl Producer {
         // What is refused anyway does not come to the hook.
         self.read(|session| session.resume(reopen.clone(), now).map(drop))?
             .ok_or_else(Error::not_found)??;
+        let most = way.inside.limits.max_log_bytes;
+        self.expect_log_below(agent.limits.max_log_bytes.unwrap_or(u64::MAX).min(most))?;
         let database = self.store.database();
         let mut committed = None;
         let outcome = database.transaction(&mut || {
@@ -329,7 +365,7 @@ impl Producer {
                     state: &mut state,
                     database,
                 })?;
-                reopen.state = changed(&agent.state, &live, state)?;
+                reopen.state = changed(&agent, &live, state)?;
             }
             let transition = self
                 .read(|session| session.resume(reopen, now))?
@@ -403,14 +439,9 @@ impl Producer {
         Ok(())
     }
 
-    async fn stop(
-        self: &Rc<Self>,
-        kind: StopKind,
-        agent_type: &AgentType,
-        body: &Bytes,
-    ) -> Result<Response> {
+    async fn stop(self: &Rc<Self>, kind: StopKind, way: &Way, body: &Bytes) -> Result<Response> {
         let request = parse_stop(body)?;
-        self.expect(agent_type, &request.session_id)?;
+        self.expect(way, &request.session_id)?;
         let run = self.latest_run()?;
         let children = self.called_children()?;
         let now = self.now();
@@ -471,8 +502,8 @@ impl Producer {
     }
 
     /// Whether a session is a descendant of the one here: 200 or the 404 of an unknown session.
-    fn descendant(&self, agent_type: &AgentType, query: Option<&str>) -> Result<Response> {
-        self.expect(agent_type, &SessionQuery::parse(query)?.session_id)?;
+    fn descendant(&self, way: &Way, query: Option<&str>) -> Result<Response> {
+        self.expect(way, &SessionQuery::parse(query)?.session_id)?;
         let (Some(sub), Some(sub_type)) = (
             parameter(query, "subSessionId")?,
             parameter(query, "subAgentType")?,

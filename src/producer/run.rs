@@ -331,6 +331,14 @@ impl Producer {
                 failure: failure(Code::RunAttemptsExhausted, &sentence),
             }));
         }
+        if let Some(most) = agent.limits.max_log_bytes
+            && self.log_bytes()? >= most
+        {
+            let sentence = format!("The session's log reached its limit of {most} bytes.");
+            return Ok(Some(Settlement::Failed {
+                failure: failure(Code::RunAttemptsExhausted, &sentence),
+            }));
+        }
         if self.repeats_of_step(agent)?.is_told {
             let sentence =
                 "The model made the same calls again after it was told that they repeat.";

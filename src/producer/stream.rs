@@ -12,6 +12,7 @@ use futures::future::{Either, LocalBoxFuture, select};
 use futures::stream;
 
 use super::publish::{Attendance, Life, Publisher};
+use super::routes::Way;
 use super::{Producer, neighbours};
 use crate::agent::MAX_READERS;
 use crate::error::{Code, Error, Result};
@@ -80,24 +81,27 @@ impl Producer {
     /// step's states are told before its end.
     pub(super) async fn sse(
         self: &Rc<Self>,
+        way: &Way,
         query: SseQuery,
         neighbours: bool,
     ) -> Result<Response> {
         let (status, agent_type) = self
             .read(|session| (session.record.status, session.record.agent_type.clone()))?
             .ok_or_else(Error::not_found)?;
-        self.make_room(&agent_type).await?;
+        let most = self.most_readers(&agent_type, way);
+        self.make_room(most).await?;
         // An execution that lives here has its watchdog: arming it for each reader would cost each
         // of them a write to the disk.
         if status == SessionStatus::Running && !self.is_executing() {
             self.kick().await?;
         }
         // Read after the wait: the session may have been deleted in it.
+        self.expect(way, &query.session_id)?;
         let (record, position) = self
             .read(|session| (session.record.clone(), query.from.sequence()))?
             .ok_or_else(Error::not_found)?;
         let publisher = self.publisher();
-        self.expect_room(&record.agent_type)?;
+        self.expect_room(most)?;
         let truncated = ErrorFrame {
             run_id: None,
             code: Code::Truncated.as_str().into(),
@@ -156,23 +160,26 @@ impl Producer {
 impl Producer {
     /// Waits a moment for room where there is none: readers that left without a word are noticed
     /// when they are written to.
-    async fn make_room(&self, agent_type: &AgentType) -> Result<()> {
+    async fn make_room(&self, most: usize) -> Result<()> {
         for _ in 0..ROOM_LOOKS {
-            if self.expect_room(agent_type).is_ok() {
+            if self.expect_room(most).is_ok() {
                 return Ok(());
             }
             self.publisher().ping(self.now(), ROOM_PING_MS);
             self.runtime.sleep(ROOM_LOOK).await;
         }
-        self.expect_room(agent_type)
+        self.expect_room(most)
+    }
+
+    fn most_readers(&self, agent_type: &AgentType, way: &Way) -> usize {
+        let agent = self.agents.find(agent_type.as_str());
+        let most = agent.map_or(MAX_READERS, |agent| agent.max_readers);
+        most.min(way.inside.limits.max_readers)
     }
 
     /// Refuses a reader that would be one too many.
-    fn expect_room(&self, agent_type: &AgentType) -> Result<()> {
-        let readers = self.publisher().readers();
-        let agent = self.agents.find(agent_type.as_str());
-        let most = agent.map_or(MAX_READERS, |agent| agent.max_readers);
-        if readers < most {
+    fn expect_room(&self, most: usize) -> Result<()> {
+        if self.publisher().readers() < most {
             return Ok(());
         }
         let mut refused = Error::new(

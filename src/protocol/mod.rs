@@ -8,6 +8,7 @@ pub mod chunk;
 pub mod conversation;
 pub mod frame;
 pub mod ids;
+pub mod inside;
 pub mod message;
 pub mod neighbours;
 pub mod request;
@@ -47,6 +48,10 @@ pub mod header {
     /// Set by a mount that shows live projected state, on `/sse`: the object tells it
     /// [neighbours](super::neighbours).
     pub const INTERNAL_NEIGHBOURS: &str = "x-remote-agents-internal-neighbours";
+    /// Set by a mount that binds sessions: the caller, as [inside](super::inside) has it.
+    pub const INTERNAL_CALLER: &str = "x-remote-agents-internal-caller";
+    /// Set by a mount with limits on sessions, as [inside](super::inside) has them.
+    pub const INTERNAL_LIMITS: &str = "x-remote-agents-internal-limits";
     /// The idempotency key of a POST.
     pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
     /// The other name under which an idempotency key is read.

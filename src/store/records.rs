@@ -66,6 +66,10 @@ pub struct SessionOrigin {
     pub tags: Option<Vec<String>>,
     /// Free for products.
     pub metadata: Option<Map<String, Value>>,
+    /// The caller that it is bound to, as `protocol::inside::Caller` has it. Nobody, where it was begun
+    /// over a mount that binds nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// The trace that the start continues, and that children continue in their turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace: Option<TraceContext>,

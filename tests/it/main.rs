@@ -28,6 +28,7 @@ mod hostile;
 mod house;
 mod keys;
 mod lifecycle;
+mod limits;
 mod live;
 mod logging;
 mod loopback;

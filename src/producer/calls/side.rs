@@ -103,16 +103,16 @@ impl StepHandle for CallSide {
         if too_deep(&state, DEPTH_LIMIT) {
             return Err(Error::invalid("state", "The state is nested too deeply."));
         }
-        let shape = self
+        let agent = self
             .producer
             .read(|session| session.record.agent_type.clone())?
-            .and_then(|agent_type| self.producer.agents.find(agent_type.as_str()))
-            .map(|agent| agent.state.clone());
-        if let Some(Err(reason)) = shape.map(|shape| shape.check(&state)) {
-            return Err(
+            .and_then(|agent_type| self.producer.agents.find(agent_type.as_str()));
+        if let Some(agent) = agent {
+            agent.limits.check_state(&state, usize::MAX)?;
+            agent.state.check(&state).map_err(|reason| {
                 Error::invalid("state", "The state does not have the agent's shape.")
-                    .with_detail(reason),
-            );
+                    .with_detail(reason)
+            })?;
         }
         self.expect_open()?;
         self.apply(|session, now| {

@@ -14,7 +14,7 @@ fn resume(body: &Value) -> Result<ResumeRequest> {
 }
 
 /// The field that a refusal names, with the code checked.
-fn field<T: std::fmt::Debug>(result: Result<T>) -> String {
+fn field<T: fmt::Debug>(result: Result<T>) -> String {
     let error = result.expect_err("a refusal");
     assert_eq!(error.code, Code::ValidationError);
     error.field.expect("a field")

@@ -180,6 +180,7 @@ pub(super) fn every_record_reads_back_as_written(subject: Subject<'_>) {
     let (_, other) = subject.fresh();
     let mut handed_down = session(1, 0);
     handed_down.origin = Rc::new(SessionOrigin {
+        owner: Some("6f2a".to_owned()),
         parent: Some(ParentRef {
             session_id: id(),
             stream_id: StreamId::parse("st_0").unwrap(),
