@@ -354,6 +354,41 @@ fn a_session_stays_its_caller_s_over_evictions_and_its_id_is_free_again_once_it_
     });
 }
 
+#[test]
+fn a_wait_for_room_does_not_end_in_somebody_else_s_life_of_the_id() {
+    in_world(|| async {
+        let hang = || {
+            let model = scripted(|_| calls(&[("c1", "hang", json!({}))]));
+            let hang = typed_tool("hang", "Never ends.", |_: ToolContext, _: Value| async {
+                std::future::pending::<()>().await;
+                Ok(json!({}))
+            });
+            Agent::new(worker(), "Hang.", model).with_tool(hang)
+        };
+        let objects = objects(move || Agents::new([hang().with_max_readers(1)]).unwrap());
+        let client = Rc::new(bound(&objects));
+        assert_eq!(ask(&client, Action::Start, "s", &of("ada")).await.0, 200);
+        let path = "/agents/worker/sse?sessionId=s";
+        let reading = client.send("GET", path, &of("ada"), Bytes::new()).await;
+        assert_eq!(reading.status(), 200);
+        let waiting = {
+            let client = client.clone();
+            tokio::task::spawn_local(async move {
+                let answer = client.send("GET", path, &of("ada"), Bytes::new()).await;
+                answer.status().as_u16()
+            })
+        };
+        yield_now().await;
+        assert!(!waiting.is_finished(), "it waits for room");
+        let id = SessionId::parse("s").unwrap();
+        objects.producer(&id).unwrap().delete().await.unwrap();
+        assert_eq!(ask(&client, Action::Start, "s", &of("bob")).await.0, 200);
+        assert_eq!(waiting.await.unwrap(), 404);
+        let theirs = client.send("GET", path, &of("bob"), Bytes::new()).await;
+        assert_eq!(theirs.status(), 200);
+    });
+}
+
 /// Counts by hand: what it was asked, and what it says.
 struct Scales {
     asked: RefCell<Vec<String>>,

@@ -13,6 +13,7 @@ use futures::future::{LocalBoxFuture, ready};
 use remote_agents::http::{Body, answer};
 use remote_agents::mount::Auth;
 use remote_agents::protocol::ids::{Position, StreamId};
+use remote_agents::protocol::inside::{Caller, Inside};
 use remote_agents::protocol::message::{
     ErrorEnvelope, ResumeRequest, SnapshotResponse, StartRequest, StartResponse, StatusResponse,
     StopRequest, StopResponse, UsageResponse,
@@ -86,6 +87,8 @@ impl Transport for Child {
 /// The sessions of this service.
 #[derive(Default)]
 struct Sessions {
+    /// Whose they are, where the mount binds them.
+    owner: Option<Caller>,
     /// `session child type` of every child that is known.
     known: BTreeSet<String>,
     unreachable: bool,
@@ -93,6 +96,7 @@ struct Sessions {
 }
 
 struct Session {
+    owner: Option<Caller>,
     answer: Result<u16, FetchError>,
     asked: Rc<RefCell<Vec<String>>>,
     name: String,
@@ -102,6 +106,7 @@ struct Session {
 impl Objects for Sessions {
     fn object(&self, session: &SessionId) -> Rc<dyn Fetch> {
         Rc::new(Session {
+            owner: self.owner.clone(),
             answer: if self.unreachable {
                 Err(FetchError("reset".into()))
             } else {
@@ -118,9 +123,11 @@ impl Fetch for Session {
     fn fetch(&self, request: Request) -> LocalBoxFuture<'static, Result<Response, FetchError>> {
         assert_eq!(request.method(), http::Method::GET);
         assert_eq!(request.uri().path(), "/writer/descendant");
-        assert!(
-            request.headers().is_empty(),
-            "nothing of the reader's request goes on"
+        let caller = Inside::read(request.headers()).caller;
+        assert_eq!(
+            request.headers().len(),
+            usize::from(caller.is_some()),
+            "nothing of the reader's request goes on but who it is"
         );
         let query: Vec<(String, String)> =
             form_urlencoded::parse(request.uri().query().unwrap().as_bytes())
@@ -133,6 +140,7 @@ impl Fetch for Session {
         let known = self
             .known
             .contains(&format!("{} {} {}", self.name, query[1].1, query[2].1));
+        let known = known && caller == self.owner;
         let outcome = match &self.answer {
             _ if known => Ok(200),
             other => other.clone(),
@@ -173,7 +181,15 @@ fn mount() -> Mount {
 }
 
 fn read_with(sessions: &Sessions, child: &Child, request: &Request) -> (Response, Value) {
-    let mount = mount();
+    read_over(mount(), sessions, child, request)
+}
+
+fn read_over(
+    mount: Mount,
+    sessions: &Sessions,
+    child: &Child,
+    request: &Request,
+) -> (Response, Value) {
     let agent_type = AgentType::parse("writer").unwrap();
     let types = RefCell::new(Vec::new());
     let proxy = ChildProxy {
@@ -225,6 +241,33 @@ fn a_known_child_and_its_descendants_are_read() {
             json!({"sessionId": GRANDCHILD, "rollup": {"steps": 2}})
         )
     );
+}
+
+#[test]
+fn where_the_mount_binds_sessions_a_child_is_read_by_the_caller_of_its_session_alone() {
+    let sessions = Sessions {
+        owner: Some(Caller::of("ada")),
+        ..sessions()
+    };
+    for (account, wanted) in [(Some("ada"), 200), (Some("bob"), 404), (None, 401)] {
+        for route in ["snapshot", "usage"] {
+            let mut request = request(
+                "GET",
+                &format!("/api/child-{route}?sessionId={CHILD}"),
+                Some("k"),
+            );
+            if let Some(account) = account {
+                let account = HeaderValue::from_static(account);
+                request.headers_mut().insert("x-account", account);
+            }
+            let bound = mount().with_callers(|head| {
+                let account = head.headers.get("x-account")?;
+                account.to_str().ok().map(str::to_owned)
+            });
+            let (answer, _) = read_over(bound, &sessions, &Child::Answers, &request);
+            assert_eq!(answer.status(), wanted, "{account:?} {route}");
+        }
+    }
 }
 
 #[test]
