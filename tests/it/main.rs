@@ -11,6 +11,7 @@
 )]
 
 mod authoring;
+mod callers;
 mod cases;
 mod children;
 mod conversation;
