@@ -185,8 +185,8 @@ pub(crate) fn fields(state: &Value) -> Map<String, Value> {
     state.as_object().cloned().unwrap_or_default()
 }
 
-/// The state if a hook has changed it, checked against the agent's shape and bound. One that it left alone is
-/// not checked: it may be of an earlier shape.
+/// The state if a hook has changed it, checked against the agent's shape and bound. One that it left
+/// alone is not checked: it may be of an earlier shape.
 pub(crate) fn changed(
     agent: &super::Agent,
     before: &Value,

@@ -25,7 +25,7 @@ pub enum Auth {
 pub type Hook = Rc<dyn Fn(&Head<'_>) -> Decision>;
 
 /// Says who makes a request, as the product knows its callers: an account, a tenant, the subject of a
-/// token. `None` is nobody, and refused.
+/// token. `None` or an empty text is nobody, and refused.
 pub type CallerHook = Rc<dyn Fn(&Head<'_>) -> Option<String>>;
 
 /// What a hook sees of a request.

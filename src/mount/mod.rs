@@ -323,9 +323,11 @@ impl Mount {
         self.authorize(&head)?;
         let caller = match &self.callers {
             None => None,
-            Some(hook) => Some(Caller::of(
-                &hook(&head).ok_or_else(|| Box::new(auth::unauthorized()))?,
-            )),
+            Some(hook) => {
+                let identity = hook(&head).filter(|identity| !identity.is_empty());
+                let identity = identity.ok_or_else(|| Box::new(auth::unauthorized()))?;
+                Some(Caller::of(&identity))
+            }
         };
         let (agent_type, action) = match &route {
             Route::List => {

@@ -146,8 +146,8 @@ impl Producer {
         }
     }
 
-    /// Makes sure that this object hosts the session under this type, for this caller. To be asked again
-    /// behind each wait: a life that is over may have been followed by somebody else's.
+    /// Makes sure that this object hosts the session under this type, for this caller. To be asked
+    /// again behind each wait: a life that is over may have been followed by somebody else's.
     pub(super) fn expect(&self, way: &Way, session_id: &SessionId) -> Result<()> {
         let found = self.read(|session| {
             let record = &session.record;

@@ -138,6 +138,8 @@ fn nobody_can_forge_a_caller_and_a_request_of_nobody_is_refused() {
                     status == 401 && body.contains("UNAUTHORIZED"),
                     "{action:?} {body}"
                 );
+                let (status, ..) = ask(&client, action, session, &of("")).await;
+                assert_eq!(status, 401, "{action:?} of an empty name");
                 let (status, ..) = ask(&client, action, session, &[("x-account", "ada")]).await;
                 assert_eq!(status, 401, "{action:?}");
             }

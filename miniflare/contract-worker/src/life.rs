@@ -1,6 +1,7 @@
 //! Sessions whose lives are short: agents that wait, that expire, and that take three readers.
 //!
-//! `/life/agents/…` is a mount of them. `DELETE /life/session` and `GET /life/alarm`, each with
+//! `/life/agents/…` is a mount of them, and `/life/bound/…` one of the same objects that binds sessions
+//! to their callers, with two readers for each. `DELETE /life/session` and `GET /life/alarm`, each with
 //! `?sessionId=`, reach the object itself, as a host's own requests do.
 
 #![allow(missing_docs)] // `durable_object` writes methods without documentation.
@@ -11,6 +12,7 @@ use std::time::Duration;
 use remote_agents::agent::model_by_name;
 use remote_agents::cloudflare::{self, ObjectHost};
 use remote_agents::http::refusal;
+use remote_agents::mount::SessionLimits;
 use remote_agents::platform::Runtime;
 use remote_agents::{Agent, AgentType, Agents, Mount, Result, ToolContext, ToolError, typed_tool};
 use serde_json::Value;
@@ -87,6 +89,22 @@ pub(crate) async fn serve(request: Request, env: &Env) -> worker::Result<Respons
     let objects = env.durable_object("LIFE")?;
     if request.path().starts_with("/life/agents/") {
         let mount = Mount::new("/life/agents").allow_unauthenticated();
+        return Ok(cloudflare::serve(&mount, &objects, &request).await);
+    }
+    if request.path().starts_with("/life/bound/") {
+        let limits = SessionLimits {
+            max_readers: 2,
+            ..SessionLimits::default()
+        };
+        let mount = Mount::new("/life/bound")
+            .allow_unauthenticated()
+            .with_messages()
+            .with_ui()
+            .with_session_limits(limits)
+            .with_callers(|head| {
+                let account = head.headers.get("x-account")?;
+                account.to_str().ok().map(str::to_owned)
+            });
         return Ok(cloudflare::serve(&mount, &objects, &request).await);
     }
     let session = request
