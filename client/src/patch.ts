@@ -14,24 +14,62 @@ export class PatchError extends Error {
   }
 }
 
-/** The document after the operations. @throws {PatchError} */
+// The same bounds as in Rust: how deep a placed value may nest, from the root, and how much a patch may copy.
+const DEEPEST = 127;
+const MOST_COPIED = 8 * 1024 * 1024;
+
+/** What a patch may still copy, in characters of JSON, about. */
+interface Room {
+  left: number;
+}
+
+/** The document after the operations, which may neither nest deeper than 127 nor copy more than 8 MiB. @throws {PatchError} */
 export function applyPatch(document: Json, operations: readonly PatchOperation[]): Json {
-  return operations.reduce((before, operation, at) => {
+  const room = { left: MOST_COPIED };
+  const attempt = <T>(at: number, work: () => T): T => {
     try {
-      return applyOne(before, operation);
+      return work();
     } catch (error) {
       throw new PatchError(at, error instanceof Error ? error.message : String(error));
     }
-  }, document);
+  };
+  const after = operations.reduce((before, operation, at) => attempt(at, () => applyOne(before, operation, room)), document);
+  if (room.left < MOST_COPIED) attempt(operations.length - 1, () => take(after, { left: MOST_COPIED }));
+  return after;
 }
 
-function applyOne(document: Json, { op, path, from, value }: PatchOperation): Json {
+/** @throws where a value of the document would nest too deeply */
+function placed(path: readonly string[], value: Json): Json {
+  if (isDeeper(value, DEEPEST - path.length)) throw new Error("the document would nest too deeply");
+  return value;
+}
+
+function isDeeper(value: Json, left: number): boolean {
+  if (typeof value !== "object" || value === null) return left < 0;
+  return left <= 0 || Object.values(value).some((inner) => isDeeper(inner, left - 1));
+}
+
+/** Takes the size of a value from what is left. @throws where that is not enough */
+function take(value: Json, room: Room): Json {
+  room.left -= 4;
+  if (typeof value === "string") room.left -= value.length;
+  else if (typeof value === "object" && value !== null && !Array.isArray(value)) {
+    for (const key of Object.keys(value)) room.left -= key.length;
+  }
+  if (room.left < 0) throw new Error("the document would become too large");
+  if (typeof value === "object" && value !== null) {
+    for (const inner of Object.values(value)) take(inner, room);
+  }
+  return value;
+}
+
+function applyOne(document: Json, { op, path, from, value }: PatchOperation, room: Room): Json {
   const to = tokens(path);
   switch (op) {
     case "add":
-      return change(document, to, insert(given(value)));
+      return change(document, to, insert(placed(to, given(value))));
     case "replace":
-      return change(document, to, replace(given(value)));
+      return change(document, to, replace(placed(to, given(value))));
     case "remove":
       return change(document, to, remove);
     case "test": {
@@ -39,11 +77,11 @@ function applyOne(document: Json, { op, path, from, value }: PatchOperation): Js
       return document;
     }
     case "copy":
-      return change(document, to, insert(at(document, tokens(from))));
+      return change(document, to, insert(take(placed(to, at(document, tokens(from))), room)));
     case "move": {
       const source = tokens(from);
       if (source.length < to.length && source.every((token, n) => token === to[n])) throw new Error(`${path} lies within ${from}`);
-      const moved = at(document, source);
+      const moved = placed(to, at(document, source));
       return change(change(document, source, remove), to, insert(moved));
     }
     default:
@@ -109,7 +147,9 @@ function replace(value: Json): Edit {
 }
 
 const remove: Edit = {
-  root: () => null,
+  root: () => {
+    throw new Error("the document itself cannot be removed");
+  },
   element: (array, token) => void array.splice(index(token, array.length - 1), 1),
   member: (object, token) => {
     if (!object.delete(token)) throw new Error(`nothing is at ${token}`);

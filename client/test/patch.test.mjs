@@ -61,3 +61,13 @@ test("a member may be called like something that every object has", () => {
   assert.equal({}.polluted, undefined);
   assert.throws(() => applyPatch({}, [{ op: "remove", path: "/toString" }]), PatchError);
 });
+
+test("a patch that nests too deeply, copies too much or removes the document does not apply", () => {
+  const copies = (path, count) => Array.from({ length: count }, () => ({ op: "copy", from: "", path }));
+  const deep = (levels) => Array.from({ length: levels }, (_, n) => ({ op: "add", path: "/a".repeat(n + 1), value: {} }));
+  assert.throws(() => applyPatch({ a: [] }, copies("/a/-", 40)), /too large/);
+  assert.throws(() => applyPatch({}, deep(127)), /too deeply/);
+  assert.equal(JSON.stringify(applyPatch({}, deep(126))).split("{").length, 128);
+  assert.throws(() => applyPatch({ a: ["x".repeat(1000)] }, Array(10_000).fill({ op: "copy", from: "/a/0", path: "/a/-" })), /too large/);
+  assert.throws(() => applyPatch({ a: 1 }, [{ op: "remove", path: "" }]), PatchError);
+});

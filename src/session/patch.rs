@@ -11,6 +11,15 @@ use serde_json::{Map, Value};
 pub use reconcile::{CallWrites, Reconciled, Skipped, reconcile};
 
 use crate::protocol::chunk::PatchOperation;
+use crate::protocol::request::too_deep;
+
+/// How deep what a patch places may nest, counted from the document's root: deeper documents no
+/// JSON reader takes.
+pub const DEEPEST: usize = 127;
+
+/// How much a patch may copy within its document, and how large a document may be that copies went
+/// into, in bytes of JSON, about (8 MiB). A few copies of copies would otherwise fill any memory.
+pub const MOST_COPIED: usize = 8 * 1024 * 1024;
 
 /// A patch that does not apply, or an operation that is malformed. Nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,7 +49,8 @@ pub fn diff(before: &Value, after: &Value) -> Vec<PatchOperation> {
 /// Applies operations in order, to a copy: an error leaves nothing half done.
 ///
 /// # Errors
-/// [`PatchError`] names the operation that does not apply.
+/// [`PatchError`] names the operation that does not apply, or goes beyond [`DEEPEST`] or
+/// [`MOST_COPIED`].
 pub fn apply(document: &Value, operations: &[PatchOperation]) -> Result<Value, PatchError> {
     let patch = operations
         .iter()
@@ -50,13 +60,68 @@ pub fn apply(document: &Value, operations: &[PatchOperation]) -> Result<Value, P
         })
         .collect::<Result<Vec<_>, _>>()?;
     let mut copy = document.clone();
-    match json_patch::patch_unsafe(&mut copy, &patch) {
-        Ok(()) => Ok(copy),
-        Err(error) => Err(PatchError {
-            operation: error.operation,
-            path: error.path.to_string(),
-            reason: error.kind.to_string(),
-        }),
+    let mut room = MOST_COPIED;
+    for (index, (one, operation)) in patch.chunks(1).zip(operations).enumerate() {
+        for typed in one {
+            bounded(&copy, typed, &mut room).map_err(|reason| failed(index, operation, reason))?;
+        }
+        json_patch::patch_unsafe(&mut copy, one)
+            .map_err(|error| failed(index, operation, error.kind.to_string()))?;
+    }
+    let last = operations.len().saturating_sub(1);
+    match operations.get(last) {
+        Some(operation) if room < MOST_COPIED && !fits(&copy, &mut MOST_COPIED.clone()) => {
+            Err(failed(last, operation, TOO_LARGE))
+        }
+        _ => Ok(copy),
+    }
+}
+
+const TOO_LARGE: &str = "the document would become too large";
+
+/// Whether an operation keeps within the bounds; `room` is what may still be copied. What is not
+/// there is the operation's own matter.
+fn bounded(
+    document: &Value,
+    operation: &json_patch::PatchOperation,
+    room: &mut usize,
+) -> Result<(), &'static str> {
+    use json_patch::PatchOperation as Typed;
+    let (path, value) = match operation {
+        Typed::Add(add) => (&add.path, Some(&add.value)),
+        Typed::Replace(replace) => (&replace.path, Some(&replace.value)),
+        Typed::Move(moved) => (&moved.path, document.pointer(moved.from.as_str())),
+        Typed::Copy(copied) => (&copied.path, document.pointer(copied.from.as_str())),
+        Typed::Remove(_) | Typed::Test(_) => return Ok(()),
+    };
+    let Some(value) = value else {
+        return Ok(());
+    };
+    let left = DEEPEST.checked_sub(path.count());
+    if left.is_none_or(|left| too_deep(value, left)) {
+        return Err("the document would nest too deeply");
+    }
+    if matches!(operation, Typed::Copy(_)) && !fits(value, room) {
+        return Err(TOO_LARGE);
+    }
+    Ok(())
+}
+
+/// Takes the size of a value from what is left; whether that was enough.
+fn fits(value: &Value, room: &mut usize) -> bool {
+    let own = match value {
+        Value::String(text) => text.len(),
+        Value::Object(map) => map.keys().map(String::len).sum(),
+        _ => 0,
+    };
+    let Some(left) = room.checked_sub(own.saturating_add(4)) else {
+        return false;
+    };
+    *room = left;
+    match value {
+        Value::Object(map) => map.values().all(|value| fits(value, room)),
+        Value::Array(items) => items.iter().all(|item| fits(item, room)),
+        _ => true,
     }
 }
 

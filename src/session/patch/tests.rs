@@ -487,3 +487,48 @@ fn the_published_cases_of_rfc_6902_are_applied_as_they_say() {
         }
     }
 }
+
+fn operations(value: Value) -> Vec<PatchOperation> {
+    serde_json::from_value(value).unwrap()
+}
+
+#[test]
+fn a_patch_that_nests_too_deeply_does_not_apply() {
+    let deep = |levels: usize| -> Vec<Value> {
+        (1..=levels)
+            .map(|n| json!({"op": "add", "path": "/a".repeat(n), "value": {}}))
+            .collect()
+    };
+    let deepest = apply(&json!({}), &operations(deep(DEEPEST - 1).into())).unwrap();
+    assert!(!too_deep(&deepest, DEEPEST) && too_deep(&deepest, DEEPEST - 1));
+    let error = apply(&json!({}), &operations(deep(200).into())).unwrap_err();
+    assert_eq!(error.operation, DEEPEST - 1);
+    assert!(error.reason.contains("too deeply"), "{error}");
+    let moved = json!([{"op": "move", "from": "/deep", "path": "/a/a/a"}]);
+    let mut document = json!({"a": {"a": {}}});
+    document["deep"] = deepest["a"].clone();
+    assert!(
+        apply(&document, &operations(moved))
+            .unwrap_err()
+            .reason
+            .contains("too deeply")
+    );
+}
+
+#[test]
+fn a_patch_that_copies_copies_does_not_fill_the_memory() {
+    let bomb = vec![json!({"op": "copy", "from": "", "path": "/a/-"}); 40];
+    let error = apply(&json!({"a": []}), &operations(bomb.into())).unwrap_err();
+    assert!(error.reason.contains("too large"), "{error}");
+    assert!((10..30).contains(&error.operation), "{error}");
+    let wide = vec![json!({"op": "copy", "from": "/a/0", "path": "/a/-"}); 10_000];
+    let document = json!({"a": ["x".repeat(1000)]});
+    let error = apply(&document, &operations(wide.into())).unwrap_err();
+    assert!(error.reason.contains("too large"), "{error}");
+    // A document that is large by itself is no matter of a patch that copies nothing.
+    let large = json!({"a": "x".repeat(MOST_COPIED)});
+    let small = json!([{"op": "add", "path": "/b", "value": 1}]);
+    assert!(apply(&large, &operations(small)).is_ok());
+    let copy = json!([{"op": "add", "path": "/b", "value": 1}, {"op": "copy", "from": "/b", "path": "/c"}]);
+    assert!(apply(&large, &operations(copy)).is_err());
+}
