@@ -394,3 +394,38 @@ fn a_comment_cannot_break_out_of_its_line() {
         [Decoded::Comment]
     );
 }
+
+#[test]
+fn a_number_that_passes_through_text_stays_the_number_it_is() {
+    // Found by `fuzz/`: a reader that rounds the last digit hands on another number at each hop.
+    for number in [
+        "1.5555555555555557e56",
+        "0.1",
+        "2.2250738585072014e-308",
+        "123456789.12345679",
+        "9007199254740993.5",
+    ] {
+        let value: Value = serde_json::from_str(number).unwrap();
+        assert_eq!(value.as_f64(), number.parse().ok(), "{number}");
+        let chunk = json!({"type": "output", "agentId": "s", "output": value});
+        let frame = Frame::Chunk {
+            sequence: 1,
+            chunk: serde_json::from_value(chunk).unwrap(),
+        };
+        assert_eq!(only_frame(&encode_frame(&frame).unwrap()), frame);
+    }
+    let mut numbers = Numbers(7);
+    for _ in 0..2000 {
+        let bits = numbers.0.rotate_left(17) ^ numbers.below(1 << 30) as u64;
+        let number = f64::from_bits(bits);
+        if number.is_finite() {
+            let text = json!(number).to_string();
+            let read: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(
+                read.as_f64().map(f64::to_bits),
+                Some(number.to_bits()),
+                "{text}"
+            );
+        }
+    }
+}
