@@ -338,6 +338,7 @@ fn every_dependency_is_used_and_explained() {
         "consumer-worker",
         "miniflare/bench/worker",
         "xtask",
+        "fuzz",
     ];
     let mut names: BTreeSet<String> = members
         .iter()

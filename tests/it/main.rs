@@ -22,6 +22,7 @@ mod faults;
 mod flush;
 mod follower;
 mod follower_script;
+mod fuzz;
 mod history;
 mod hooks;
 mod hops;
