@@ -61,6 +61,8 @@ fn findings(paths: &Paths) -> Vec<(String, Finding)> {
             Finding::Missing(failure.to_string()),
         )),
     }
+    let deny = Tool::deny();
+    findings.push((deny.name(), program(paths, &deny)));
     findings
 }
 

@@ -1,4 +1,4 @@
-//! `cargo xtask dev | test | build | bench | doctor`: everything between a fresh clone and two running Workers.
+//! `cargo xtask dev | test | build | bench | fuzz | doctor`: everything between a fresh clone and two running Workers.
 //!
 //! Each command first provides what it needs and prints one line per step with its duration. Nothing outside the
 //! source tree changes but a cache folder (`$XDG_CACHE_HOME/remote-agents`) and, where rustup can add it, the
@@ -8,10 +8,12 @@ mod bench;
 mod browser;
 mod build;
 mod debian;
+mod deny;
 mod dev;
 mod doctor;
 mod failure;
 mod files;
+mod fuzz;
 mod model;
 mod node;
 mod paths;
@@ -44,7 +46,7 @@ struct Arguments {
 enum Command {
     /// Install what is missing, build both Workers, run them locally and print a first job to try.
     Dev(dev::Options),
-    /// Run everything that must be green: formatting, lints, tests, docs, both builds, deploy dry-runs, workerd tests.
+    /// Run everything that must be green: formatting, lints, dependencies, tests, docs, both builds, deploy dry-runs, workerd tests.
     Test(test::Options),
     /// Build the Workers in release into `<worker>/build` and check their size.
     Build {
@@ -53,6 +55,8 @@ enum Command {
     },
     /// Measure the library's object beside its peers and say which goals are met.
     Bench(bench::Options),
+    /// Run the fuzz targets under libFuzzer, each for some minutes.
+    Fuzz(fuzz::Options),
     /// Say what was found, what is missing and how to mend it.
     Doctor,
 }
@@ -79,6 +83,7 @@ fn carry_out(arguments: &Arguments) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Bench(options) => bench::run(&provision, options),
+        Command::Fuzz(options) => fuzz::run(&paths, options),
         Command::Doctor => Ok(doctor::run(&paths)),
     }
 }

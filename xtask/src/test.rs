@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use crate::{
     browser,
     build::{self, Worker},
+    deny,
     failure::{Failure, Result},
     files, model, progress,
     provision::Provision,
@@ -37,6 +38,8 @@ enum Part {
     Fmt,
     /// Lints of all packages, natively.
     Clippy,
+    /// What the dependencies may be.
+    Deny,
     /// Unit and integration tests, natively.
     Native,
     /// The documentation of all packages, without a warning.
@@ -61,6 +64,7 @@ impl Part {
     const ALL: [Self; 11] = [
         Self::Fmt,
         Self::Clippy,
+        Self::Deny,
         Self::Native,
         Self::Doc,
         Self::WasmClippy,
@@ -76,6 +80,7 @@ impl Part {
         match self {
             Self::Fmt => "formatting",
             Self::Clippy => "lints",
+            Self::Deny => "dependencies",
             Self::Native => "native tests",
             Self::Doc => "documentation",
             Self::WasmClippy => "lints for WebAssembly",
@@ -153,6 +158,7 @@ fn run_part(provision: &Provision<'_>, part: Part, count: &mut Count) -> Result<
                 ])
             },
         ),
+        Part::Deny => deny::run(provision),
         Part::Native => native_tests(provision, count),
         Part::Doc => cargo(
             provision,

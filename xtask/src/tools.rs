@@ -1,4 +1,4 @@
-//! `worker-build` and `wasm-bindgen`, in exactly the versions that Cargo.lock asks for.
+//! `worker-build` and `wasm-bindgen`, in exactly the versions that Cargo.lock asks for, and `cargo-deny`.
 
 use std::{
     path::{Path, PathBuf},
@@ -14,7 +14,9 @@ use crate::{
     run::{self, Job},
 };
 
-/// The two programs.
+const DENY: &str = "0.20.2";
+
+/// The two programs of a Worker's build.
 #[derive(Debug, Clone)]
 pub(crate) struct Tools {
     /// Drives cargo, `wasm-bindgen`, `wasm-opt` and esbuild.
@@ -78,6 +80,16 @@ impl Tool {
         format!("{} {}", self.program, self.version)
     }
 
+    /// `cargo-deny`, which goes with nothing of ours.
+    pub(crate) fn deny() -> Self {
+        Self {
+            package: "cargo-deny",
+            program: "cargo-deny",
+            version: DENY.to_owned(),
+            locked: true,
+        }
+    }
+
     fn home(&self, paths: &Paths) -> PathBuf {
         paths
             .cache
@@ -121,11 +133,27 @@ impl Tool {
 /// Finds or installs both.
 pub(crate) fn provide(paths: &Paths) -> Result<Tools> {
     let [worker_build, wasm_bindgen] = Tool::wanted(paths)?;
+    install(paths, &[&worker_build, &wasm_bindgen])?;
+    Ok(Tools {
+        versions: format!("{} {}", worker_build.name(), wasm_bindgen.name()),
+        worker_build: worker_build.place(paths),
+        wasm_bindgen: wasm_bindgen.place(paths),
+    })
+}
+
+/// Finds or installs `cargo-deny`.
+pub(crate) fn provide_deny(paths: &Paths) -> Result<PathBuf> {
+    let deny = Tool::deny();
+    install(paths, &[&deny])?;
+    Ok(deny.place(paths))
+}
+
+fn install(paths: &Paths, tools: &[&Tool]) -> Result<()> {
     let build = paths
         .cache
         .join("tools")
         .join(format!(".build-{}", process::id()));
-    for tool in [&worker_build, &wasm_bindgen] {
+    for tool in tools {
         progress::noted(&tool.name(), || {
             if tool.place(paths).exists() {
                 return Ok(((), "in the cache".to_owned()));
@@ -134,12 +162,7 @@ pub(crate) fn provide(paths: &Paths) -> Result<Tools> {
                 .map(|()| ((), "installed".to_owned()))
         })?;
     }
-    files::remove(&build)?;
-    Ok(Tools {
-        versions: format!("{} {}", worker_build.name(), wasm_bindgen.name()),
-        worker_build: worker_build.place(paths),
-        wasm_bindgen: wasm_bindgen.place(paths),
-    })
+    files::remove(&build)
 }
 
 /// The version of a package in the text of a Cargo.lock.
