@@ -61,7 +61,7 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Fmt,
         Self::Clippy,
         Self::Deny,
