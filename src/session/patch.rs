@@ -6,6 +6,11 @@
 
 mod reconcile;
 
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{
+    AddOperation, CopyOperation, MoveOperation, PatchOperation as Typed, RemoveOperation,
+    ReplaceOperation, TestOperation,
+};
 use serde_json::{Map, Value};
 
 pub use reconcile::{CallWrites, Reconciled, Skipped, reconcile};
@@ -81,12 +86,7 @@ const TOO_LARGE: &str = "the document would become too large";
 
 /// Whether an operation keeps within the bounds; `room` is what may still be copied. What is not
 /// there is the operation's own matter.
-fn bounded(
-    document: &Value,
-    operation: &json_patch::PatchOperation,
-    room: &mut usize,
-) -> Result<(), &'static str> {
-    use json_patch::PatchOperation as Typed;
+fn bounded(document: &Value, operation: &Typed, room: &mut usize) -> Result<(), &'static str> {
     let (path, value) = match operation {
         Typed::Add(add) => (&add.path, Some(&add.value)),
         Typed::Replace(replace) => (&replace.path, Some(&replace.value)),
@@ -133,17 +133,35 @@ fn failed(index: usize, operation: &PatchOperation, reason: impl Into<String>) -
     }
 }
 
-fn typed(operation: &PatchOperation) -> Result<json_patch::PatchOperation, String> {
-    let mut object = Map::new();
-    object.insert("op".into(), operation.op.clone().into());
-    object.insert("path".into(), operation.path.clone().into());
-    if let Some(from) = &operation.from {
-        object.insert("from".into(), from.clone().into());
-    }
-    if let Some(value) = &operation.value {
-        object.insert("value".into(), value.clone());
-    }
-    serde_json::from_value(Value::Object(object)).map_err(|error| error.to_string())
+fn typed(operation: &PatchOperation) -> Result<Typed, String> {
+    let pointer = |text: &str| PointerBuf::parse(text).map_err(|_| format!("{text} is no pointer"));
+    let from = || pointer(operation.from.as_deref().ok_or("from is missing")?);
+    let value = || operation.value.clone().ok_or("the value is missing");
+    let path = pointer(&operation.path)?;
+    Ok(match operation.op.as_str() {
+        "add" => Typed::Add(AddOperation {
+            path,
+            value: value()?,
+        }),
+        "remove" => Typed::Remove(RemoveOperation { path }),
+        "replace" => Typed::Replace(ReplaceOperation {
+            path,
+            value: value()?,
+        }),
+        "move" => Typed::Move(MoveOperation {
+            from: from()?,
+            path,
+        }),
+        "copy" => Typed::Copy(CopyOperation {
+            from: from()?,
+            path,
+        }),
+        "test" => Typed::Test(TestOperation {
+            path,
+            value: value()?,
+        }),
+        other => return Err(format!("{other} is no operation")),
+    })
 }
 
 fn compare(path: &mut String, before: &Value, after: &Value, operations: &mut Vec<PatchOperation>) {
