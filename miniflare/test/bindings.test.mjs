@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import { chunksOf, ofType } from "./support/stream.mjs";
 import { startStress, stressWorker } from "./support/stress.mjs";
 import { newSession, settled } from "./support/world.mjs";
 
@@ -15,7 +16,9 @@ async function said(binding) {
     const started = await world.mount().start({ sessionId: id, message: JSON.stringify(script) });
     assert.equal(started.status, 200, started.text);
     const { output } = await settled(world.mount(), id, "completed");
-    return { output, logs: world.workers.logs };
+    const { events } = await world.mount().read(id, { fromSequence: 0 });
+    const [{ chunk: end }] = ofType(chunksOf(events), "tool_end");
+    return { output, end, logs: world.workers.logs };
   } finally {
     await world.stop();
   }
@@ -27,7 +30,7 @@ test("a tool reads a variable, and writes and reads a namespace", async () => {
 });
 
 test("a binding that is not there is a failed result that the model reads", async () => {
-  const { output, logs } = await said({ kv: ["NOTES"] });
-  assert.ok(output.includes("The binding is not there."), output);
+  const { end, logs } = await said({ kv: ["NOTES"] });
+  assert.deepEqual([end.success, end.error], [false, "The binding is not there."]);
   assert.deepEqual(logs.filter((line) => line.includes("panic")), []);
 });

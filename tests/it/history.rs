@@ -211,10 +211,12 @@ fn a_policy_that_breaks_the_pairing_fails_or_hangs_ends_the_run_and_sends_nothin
     });
 }
 
-/// An agent whose model has room for so many bytes of a conversation, and the bytes of each that it was
-/// sent, with whether there was room.
-fn narrow(room: Rc<Cell<usize>>, keep_last: usize) -> (Client, Rc<RefCell<Vec<(usize, bool)>>>) {
-    let asked: Rc<RefCell<Vec<(usize, bool)>>> = Rc::default();
+/// The bytes of each conversation that a model was sent, and whether there was room for it.
+type Asked = Rc<RefCell<Vec<(usize, bool)>>>;
+
+/// An agent whose model has room for so many bytes of a conversation.
+fn narrow(room: Rc<Cell<usize>>, keep_last: usize) -> (Client, Asked) {
+    let asked = Asked::default();
     let told = asked.clone();
     let client = hosting(move || {
         let (asked, room) = (told.clone(), room.clone());

@@ -434,11 +434,11 @@ fn reasoning_before_calls_is_sent_back_to_services_that_say_it_so() {
     let cut = r#"{"choices":[{"delta":{"reasoning_content":"Hm \ud83e"}}]}"#;
     let half = r#"{"choices":[{"delta":{"reasoning_content":"\udd14"}}]}"#;
     assert_eq!(
-        kept(&cut, &[&half, call]),
+        kept(cut, &[half, call]),
         [json!({"reasoning_content": "Hm 🤔"})]
     );
     // Without calls nobody needs it, and others have it under another name.
-    assert_eq!(kept(&cut, &[&half]), [Value::Null; 0]);
+    assert_eq!(kept(cut, &[half]), [Value::Null; 0]);
     let elsewhere = r#"{"choices":[{"delta":{"reasoning":"Hm"}}]}"#;
     assert_eq!(kept(elsewhere, &[call]), [Value::Null; 0]);
 }
