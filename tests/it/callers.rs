@@ -18,7 +18,7 @@ use crate::limits::{BASE, KEY, ask, bound, commits, ended, objects, of, talker, 
 use crate::support::{Lines, calls, in_world, scripted, text, turn, yield_now};
 
 #[test]
-fn for_a_foreign_caller_a_session_is_unknown_on_every_route() {
+fn case_36_for_a_foreign_caller_a_session_is_unknown_on_every_route() {
     in_world(|| async {
         let objects = objects(|| Agents::new([talker()]).unwrap());
         let client = bound(&objects);
