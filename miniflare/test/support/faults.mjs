@@ -111,7 +111,9 @@ export function due(action, { name, class: of, fault, hasty }) {
   }
   if (of === "passing") return ["snapshot", "usage"].includes(action) && hasty ? "unfolded" : "same";
   // Under a key, an answer that cannot be read is asked for again.
-  if (["start", "resume"].includes(action) && of === "malformed") return "same";
+  // (The true answer to this resume is a refusal, and one of another type is unexplained.)
+  const isUnexplained = action === "resume" && name === "wrong content type";
+  if (["start", "resume"].includes(action) && of === "malformed" && !isUnexplained) return "same";
   if (action === "start") {
     if (refused) return refused;
     if (of === "attach") return fault.tookEffect ? "same" : "framework_subagent_lost";
