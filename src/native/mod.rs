@@ -15,5 +15,8 @@ pub use client::{HttpClient, http_transport};
 pub use database::RusqliteDatabase;
 pub use host::{Host, block_on};
 pub use limiter::MemoryLimiter;
-pub use objects::{CommitMoment, LocalObjects, MakeAgents, MountFetch, OnCommit, OnObjectEffect};
-pub use runtime::{Effect, LocalRuntime, LogSink, OnEffect};
+pub use objects::{
+    CommitMoment, LocalObjects, MakeAgents, MountFetch, OnCommit, OnObjectEffect, OnStore,
+    StoreOperation,
+};
+pub use runtime::{Effect, Entropy, LocalRuntime, LogSink, OnEffect};

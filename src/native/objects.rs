@@ -16,7 +16,7 @@ use futures::future::{Either, LocalBoxFuture, select};
 use futures::stream;
 use futures::{Future as _, FutureExt as _};
 
-use super::{Effect, LocalRuntime, LogSink, RusqliteDatabase};
+use super::{Effect, Entropy, LocalRuntime, LogSink, RusqliteDatabase};
 use crate::agent::Agents;
 use crate::error::{Error, Result};
 use crate::http::{Body, BodyError, ByteStream, Request, Response};
@@ -45,6 +45,21 @@ pub type OnCommit = Rc<dyn Fn(&SessionId, CommitMoment)>;
 /// Is told of every effect of every object; may evict.
 pub type OnObjectEffect = Rc<dyn Fn(&SessionId, Effect)>;
 
+/// Something that an object asks its database for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StoreOperation {
+    /// A statement that reads.
+    Query,
+    /// A statement that writes.
+    Write,
+    /// A transaction, asked for before anything of it is done.
+    Transaction,
+}
+
+/// Is asked before every operation on an object's database; may refuse it. The flag says whether a
+/// transaction is open.
+pub type OnStore = Rc<dyn Fn(&SessionId, StoreOperation, bool) -> Result<()>>;
+
 /// The objects of one service.
 pub struct LocalObjects {
     agents: MakeAgents,
@@ -55,6 +70,9 @@ pub struct LocalObjects {
     objects: RefCell<HashMap<SessionId, Object>>,
     on_commit: RefCell<Option<OnCommit>>,
     on_effect: RefCell<Option<OnObjectEffect>>,
+    on_store: RefCell<Option<OnStore>>,
+    entropy: RefCell<Option<Entropy>>,
+    ahead: Cell<i64>,
 }
 
 #[derive(Clone)]
@@ -77,6 +95,9 @@ impl LocalObjects {
             objects: RefCell::new(HashMap::new()),
             on_commit: RefCell::new(None),
             on_effect: RefCell::new(None),
+            on_store: RefCell::new(None),
+            entropy: RefCell::new(None),
+            ahead: Cell::new(0),
         })
     }
 
@@ -89,6 +110,26 @@ impl LocalObjects {
     /// Watches effects, as [`Self::on_commit`] does transactions. Default: nobody does.
     pub fn on_effect(&self, watcher: OnObjectEffect) {
         *self.on_effect.borrow_mut() = Some(watcher);
+    }
+
+    /// Watches what objects ask of their databases, which is how a test makes one fail. Default:
+    /// nobody does.
+    pub fn on_store(&self, watcher: OnStore) {
+        *self.on_store.borrow_mut() = Some(watcher);
+    }
+
+    /// Draws the random bits of objects that are opened from now on from `entropy`. Default: the
+    /// system's.
+    pub fn draw_from(&self, entropy: Entropy) {
+        *self.entropy.borrow_mut() = Some(entropy);
+    }
+
+    /// Puts the clock of all objects ahead, as [`LocalRuntime::put_clock`] does one's.
+    pub fn put_clock(&self, ahead: i64) {
+        self.ahead.set(ahead);
+        for object in self.objects.borrow().values() {
+            object.runtime.put_clock(ahead);
+        }
     }
 
     /// The driver of a session's object.
@@ -157,6 +198,18 @@ impl LocalObjects {
         Ok(opened.producer)
     }
 
+    /// Ends all objects for good, and forgets them and their watchers: nothing of them holds memory
+    /// any more.
+    pub fn close(&self) {
+        for (_, object) in self.objects.borrow_mut().drain() {
+            object.runtime.kill();
+        }
+        self.on_commit.take();
+        self.on_effect.take();
+        self.on_store.take();
+        self.entropy.take();
+    }
+
     fn open(&self, session: &SessionId, database: Rc<RusqliteDatabase>) -> Result<Object> {
         let Some(this) = self.this.upgrade() else {
             return Err(Error::internal("the objects are gone"));
@@ -164,6 +217,10 @@ impl LocalObjects {
         // An object that is opened anew finds the clock where it is, not where it began.
         let elapsed = millis(self.began.elapsed());
         let runtime = LocalRuntime::new(self.base.saturating_add(elapsed), self.log.clone());
+        runtime.put_clock(self.ahead.get());
+        if let Some(entropy) = self.entropy.borrow().clone() {
+            runtime.draw_from(entropy);
+        }
         let (objects, told) = (self.this.clone(), session.clone());
         runtime.on_effect(Rc::new(move |effect| {
             let watcher = objects
@@ -226,6 +283,16 @@ impl LivingDatabase {
         Ok(())
     }
 
+    /// Asks the watcher whether the database does what it is asked for.
+    fn ask(&self, operation: StoreOperation) -> Result<()> {
+        let objects = self.objects.upgrade();
+        let watcher = objects.and_then(|objects| objects.on_store.borrow().clone());
+        match watcher {
+            Some(watcher) => watcher(&self.session, operation, self.depth.get() > 0),
+            None => Ok(()),
+        }
+    }
+
     /// Tells the watcher of a transaction that is part of no other.
     fn tell(&self, moment: CommitMoment) {
         let watcher = self
@@ -241,6 +308,7 @@ impl LivingDatabase {
 
 impl Database for LivingDatabase {
     fn query(&self, sql: &str, parameters: &[SqlValue]) -> Result<Vec<Vec<SqlValue>>> {
+        self.ask(StoreOperation::Query)?;
         self.check()?;
         self.database.query(sql, parameters)
     }
@@ -248,6 +316,7 @@ impl Database for LivingDatabase {
     fn write(&self, sql: &str, parameters: &[SqlValue]) -> Result<bool> {
         // Outside of a transaction it is a commit of its own.
         self.tell(CommitMoment::Before);
+        self.ask(StoreOperation::Write)?;
         self.check()?;
         let written = self.database.write(sql, parameters);
         if matches!(written, Ok(true)) {
@@ -258,6 +327,7 @@ impl Database for LivingDatabase {
 
     fn transaction(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.tell(CommitMoment::Before);
+        self.ask(StoreOperation::Transaction)?;
         self.check()?;
         let depth = self.depth.get();
         self.depth.set(depth.saturating_add(1));

@@ -33,6 +33,9 @@ pub enum Effect {
     Told(&'static str),
 }
 
+/// Where random bits come from.
+pub type Entropy = Rc<dyn Fn() -> [u8; 16]>;
+
 /// Is told of effects.
 pub type OnEffect = Rc<dyn Fn(Effect)>;
 
@@ -47,6 +50,9 @@ pub struct LocalRuntime {
     log: LogSink,
     /// Counts arming; the time that is armed, if any.
     armed: Rc<Cell<(u64, Option<Timestamp>)>>,
+    /// What the clock is ahead of tokio's, in milliseconds.
+    ahead: Cell<i64>,
+    entropy: RefCell<Option<Entropy>>,
     on_alarm: RefCell<Option<OnAlarm>>,
     on_effect: Rc<RefCell<Option<OnEffect>>>,
     tasks: Rc<RefCell<Vec<tokio::task::AbortHandle>>>,
@@ -67,6 +73,8 @@ impl LocalRuntime {
             base,
             log,
             armed: Rc::new(Cell::new((0, None))),
+            ahead: Cell::new(0),
+            entropy: RefCell::default(),
             on_alarm: RefCell::new(None),
             on_effect: Rc::default(),
             tasks: Rc::default(),
@@ -84,6 +92,18 @@ impl LocalRuntime {
     /// Watches effects, which is how a test ends an object at an exact place. Default: nobody does.
     pub fn on_effect(&self, watcher: OnEffect) {
         *self.on_effect.borrow_mut() = Some(watcher);
+    }
+
+    /// Draws random bits from `entropy`, which is how a test runs the same twice. Default: the
+    /// system's.
+    pub fn draw_from(&self, entropy: Entropy) {
+        *self.entropy.borrow_mut() = Some(entropy);
+    }
+
+    /// Puts the clock `ahead` of tokio's, in milliseconds, or behind it. Waits that have begun take
+    /// as long as they said. Default: 0.
+    pub fn put_clock(&self, ahead: i64) {
+        self.ahead.set(ahead);
     }
 
     /// Tells the watcher of an effect that this runtime cannot see: a request, a call to a model.
@@ -137,10 +157,15 @@ impl LocalRuntime {
 impl Runtime for LocalRuntime {
     fn now(&self) -> Timestamp {
         let elapsed = millis(self.began.elapsed());
-        self.base.saturating_add(elapsed)
+        let now = self.base.saturating_add(elapsed);
+        now.saturating_add_signed(self.ahead.get())
     }
 
     fn entropy(&self) -> [u8; 16] {
+        let entropy = self.entropy.borrow().clone();
+        if let Some(entropy) = entropy {
+            return entropy();
+        }
         let mut bits = [0; 16];
         // Without randomness ids would repeat and sessions would meet; there is no going on.
         if getrandom::fill(&mut bits).is_err() {

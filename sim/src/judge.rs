@@ -1,0 +1,622 @@
+//! Looks after every commit: reads what was committed, and holds it to what always holds.
+//!
+//! It has a ledger for each session, of all that was ever committed. Whatever a reader is told is
+//! compared with it.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use remote_agents::native::RusqliteDatabase;
+use remote_agents::protocol::chunk::{PatchOperation, RawChunk};
+use remote_agents::protocol::ids::{Position, SessionId};
+use remote_agents::protocol::message::{SessionStatus, SnapshotResponse};
+use remote_agents::reconstruct::{Document, Status};
+use remote_agents::session::patch;
+use remote_agents::store::{
+    CheckpointRecord, Database, MessageRecord, PageLimit, SessionRecord, SqlStore, Store as _,
+    SubStatus, Terminal, UsageRecord,
+};
+use serde_json::Value;
+
+use crate::gate::Invariant;
+use crate::paired;
+use crate::plan::Side;
+use crate::world::{ROOT, Shared};
+
+const EVERYTHING: PageLimit = PageLimit {
+    chunks: usize::MAX,
+    bytes: usize::MAX,
+};
+
+/// All that was ever committed of one session.
+pub struct Ledger {
+    /// Where it lives.
+    pub side: Side,
+    store: SqlStore,
+    record: Option<SessionRecord>,
+    /// Every chunk, from sequence 1 on.
+    pub chunks: Vec<RawChunk>,
+    checkpoints: Vec<CheckpointRecord>,
+    finals: Vec<Rc<Value>>,
+    terminals: BTreeMap<String, Option<Terminal>>,
+    promoted: (Rc<Value>, u64),
+    working: (Rc<Value>, u64),
+    results: BTreeSet<String>,
+    begun: BTreeSet<String>,
+    ended: BTreeSet<String>,
+    forwarded: BTreeMap<String, u64>,
+    usage: usize,
+    /// What its model calls have cost.
+    pub spent: u64,
+    /// When it last stopped running, by the virtual clock.
+    pub rested_at: Option<u64>,
+}
+
+impl Ledger {
+    fn new(side: Side, database: Rc<RusqliteDatabase>) -> Self {
+        Self {
+            side,
+            store: SqlStore::new(database as Rc<dyn Database>),
+            record: None,
+            chunks: Vec::new(),
+            checkpoints: Vec::new(),
+            finals: Vec::new(),
+            terminals: BTreeMap::new(),
+            promoted: (Rc::default(), 0),
+            working: (Rc::default(), 0),
+            results: BTreeSet::new(),
+            begun: BTreeSet::new(),
+            ended: BTreeSet::new(),
+            forwarded: BTreeMap::new(),
+            usage: 0,
+            spent: 0,
+            rested_at: None,
+        }
+    }
+
+    /// The session row as it was last committed.
+    #[must_use]
+    pub fn record(&self) -> Option<&SessionRecord> {
+        self.record.as_ref()
+    }
+
+    fn status(&self) -> Option<SessionStatus> {
+        self.record.as_ref().map(|record| record.status)
+    }
+}
+
+type Held = Result<(), (Invariant, String)>;
+
+fn broken<T>(invariant: Invariant, what: impl Into<String>) -> Result<T, (Invariant, String)> {
+    Err((invariant, what.into()))
+}
+
+/// Who looks.
+pub struct Judge {
+    shared: Rc<Shared>,
+    ledgers: RefCell<BTreeMap<String, Ledger>>,
+    /// Which session was begun for which call.
+    calls: RefCell<BTreeMap<(String, String), String>>,
+    /// Which session each answer of a model was counted in, by what it cost.
+    counted: RefCell<BTreeMap<u64, String>>,
+}
+
+impl Judge {
+    /// Nothing was committed yet.
+    #[must_use]
+    pub fn new(shared: Rc<Shared>) -> Rc<Self> {
+        Rc::new(Self {
+            shared,
+            ledgers: RefCell::default(),
+            calls: RefCell::default(),
+            counted: RefCell::default(),
+        })
+    }
+
+    fn tell(&self, held: Held) {
+        if let Err((invariant, what)) = held {
+            self.shared.gate.broken(invariant, what);
+        }
+    }
+
+    /// An object has committed.
+    pub fn committed(&self, side: Side, session: &SessionId) {
+        if self.shared.gate.is_broken() {
+            return;
+        }
+        let objects = self.shared.objects(side);
+        let Some(database) = objects.and_then(|objects| objects.database(session)) else {
+            return;
+        };
+        let mut ledgers = self.ledgers.borrow_mut();
+        let name = session.to_string();
+        let mut ledger = ledgers
+            .remove(&name)
+            .unwrap_or_else(|| Ledger::new(side, database));
+        let held = self.look(&name, &mut ledger, &ledgers);
+        ledgers.insert(name, ledger);
+        drop(ledgers);
+        self.tell(held);
+    }
+
+    fn look(
+        &self,
+        name: &str,
+        ledger: &mut Ledger,
+        others: &BTreeMap<String, Ledger>,
+    ) -> Held {
+        let unreadable = |error: remote_agents::Error| {
+            let detail = error.detail.clone().unwrap_or_default();
+            (Invariant::Panic, format!("{name}: {error} {detail}"))
+        };
+        let Some(record) = ledger.store.session().map_err(unreadable)? else {
+            return Ok(());
+        };
+        self.row(name, ledger, &record, others)?;
+        let known = u64::try_from(ledger.chunks.len()).unwrap_or(u64::MAX);
+        if record.last_sequence < known {
+            return broken(
+                Invariant::Sequence,
+                format!("{name} goes back from {known} to {}", record.last_sequence),
+            );
+        }
+        let checkpoint = ledger.store.checkpoint().map_err(unreadable)?;
+        if let Some(checkpoint) = checkpoint {
+            let last = ledger.checkpoints.last();
+            if last.is_none_or(|last| last.checkpoint_id != checkpoint.checkpoint_id) {
+                ledger.checkpoints.push(checkpoint);
+            }
+        }
+        if record.last_sequence > known {
+            let page = ledger
+                .store
+                .chunks(known, record.last_sequence, EVERYTHING)
+                .map_err(unreadable)?;
+            let mut next = known;
+            for (sequence, json) in page.chunks {
+                next = next.saturating_add(1);
+                if sequence != next {
+                    let what = format!("{name}: {sequence} stands where {next} was due");
+                    return broken(Invariant::Sequence, what);
+                }
+                let chunk: RawChunk = serde_json::from_str(&json)
+                    .map_err(|e| (Invariant::Panic, format!("{name} {sequence}: {e}")))?;
+                self.chunk(name, ledger, sequence, &chunk, others)?;
+                ledger.chunks.push(chunk);
+            }
+            if next != record.last_sequence {
+                let what = format!("{name} ends at {next}, not {}", record.last_sequence);
+                return broken(Invariant::Sequence, what);
+            }
+            ends_are_together(name, &ledger.chunks, known)?;
+        }
+        let run_id = record.run_id.to_string();
+        let run = ledger.store.run(&run_id).map_err(unreadable)?;
+        ledger
+            .terminals
+            .insert(run_id, run.and_then(|run| run.terminal));
+        let rests = record.status != SessionStatus::Running;
+        if rests && ledger.status() != Some(record.status) {
+            ledger.rested_at = Some(self.shared.gate.now());
+        }
+        if rests {
+            let last = ledger.checkpoints.last();
+            ledger.finals.extend(last.map(|last| last.state.clone()));
+            self.at_rest(name, ledger)?;
+        }
+        ledger.record = Some(record);
+        Ok(())
+    }
+
+    /// What holds of the session row, and of the runs before.
+    fn row(
+        &self,
+        name: &str,
+        ledger: &Ledger,
+        record: &SessionRecord,
+        others: &BTreeMap<String, Ledger>,
+    ) -> Held {
+        for (run_id, terminal) in &ledger.terminals {
+            let run = ledger.store.run(run_id).unwrap_or_default();
+            let now = run.and_then(|run| run.terminal);
+            if terminal.is_some() && *terminal != now {
+                let what = format!("the end of {run_id} in {name} was {terminal:?}, is {now:?}");
+                return broken(Invariant::Terminal, what);
+            }
+        }
+        if let Some(before) = &ledger.record {
+            if record.epoch < before.epoch {
+                let what = format!("{name}: epoch {} after {}", record.epoch, before.epoch);
+                return broken(Invariant::Terminal, what);
+            }
+            let rested = before.status != SessionStatus::Running;
+            if rested && record.status != before.status && record.run_id == before.run_id {
+                let what = format!(
+                    "{name}: {} is {:?} after it was {:?}",
+                    record.run_id, record.status, before.status
+                );
+                return broken(Invariant::Terminal, what);
+            }
+            if record.stream_id != before.stream_id {
+                return broken(Invariant::Sequence, format!("{name} has another stream"));
+            }
+        } else {
+            self.first(name, record)?;
+        }
+        self.stops(name, record, others)
+    }
+
+    /// A session begins: it is the only one of its call.
+    fn first(&self, name: &str, record: &SessionRecord) -> Held {
+        let Some(parent) = &record.origin.parent else {
+            if name == ROOT {
+                return Ok(());
+            }
+            return broken(Invariant::StartedOnce, format!("{name} has no parent"));
+        };
+        let call = (parent.session_id.to_string(), parent.tool_call_id.clone());
+        let mut calls = self.calls.borrow_mut();
+        let child = calls.entry(call).or_insert_with(|| name.to_owned());
+        if child == name {
+            return Ok(());
+        }
+        broken(
+            Invariant::StartedOnce,
+            format!("{child} and {name} were begun for one call"),
+        )
+    }
+
+    /// Nobody is stopped but by whoever may.
+    fn stops(
+        &self,
+        name: &str,
+        record: &SessionRecord,
+        others: &BTreeMap<String, Ledger>,
+    ) -> Held {
+        let stops = record.stop.is_some() || record.status == SessionStatus::Interrupted;
+        if !stops {
+            return Ok(());
+        }
+        let may = match &record.origin.parent {
+            None => self.shared.stop_asked.get(),
+            Some(parent) => others.get(parent.session_id.as_str()).is_some_and(|parent| {
+                let child = SessionId::parse(name).ok();
+                let child = child.and_then(|id| parent.store.sub_session(&id.to_string()).ok());
+                let is_open = child
+                    .flatten()
+                    .is_some_and(|child| child.status == SubStatus::Running);
+                // The call's own time may be over.
+                !is_open || self.shared.workload.hasty || parent.is_late(name, &self.shared)
+            }),
+        };
+        if may {
+            return Ok(());
+        }
+        broken(
+            Invariant::Disconnect,
+            format!("{name} stops and nobody has asked for it"),
+        )
+    }
+
+    fn chunk(
+        &self,
+        name: &str,
+        ledger: &mut Ledger,
+        sequence: u64,
+        chunk: &RawChunk,
+        others: &BTreeMap<String, Ledger>,
+    ) -> Held {
+        if let Some(source) = chunk.remote_source() {
+            let child = source.child_session_id.to_string();
+            let last = ledger.forwarded.entry(child.clone()).or_default();
+            return forwarded(name, chunk, (&child, source.child_sequence), last, others);
+        }
+        if chunk.agent_id() != Some(name) {
+            return Ok(());
+        }
+        let call = chunk.text("toolCallId").unwrap_or_default().to_owned();
+        let twice = |what: &str| {
+            broken(
+                Invariant::SettledOnce,
+                format!("{call} in {name} {what} twice, at {sequence}"),
+            )
+        };
+        match chunk.kind() {
+            "run_started" if sequence > 2 => {
+                broken(Invariant::StartedOnce, format!("{name} starts again"))
+            }
+            "tool_end" if !ledger.results.insert(call.clone()) => twice("ends"),
+            "subagent_start" if !ledger.begun.insert(call.clone()) => twice("begins"),
+            "subagent_end" if !ledger.ended.insert(call.clone()) => twice("has a child that ends"),
+            "subagent_end" if !ledger.begun.contains(&call) => broken(
+                Invariant::SettledOnce,
+                format!("{call} in {name} ends and never began"),
+            ),
+            _ => law(name, ledger, sequence, chunk),
+        }
+    }
+
+    /// What holds of a session that has come to rest.
+    fn at_rest(&self, name: &str, ledger: &mut Ledger) -> Held {
+        let entries = ledger.store.usage().unwrap_or_default();
+        let mut counted = self.counted.borrow_mut();
+        for entry in entries.iter().skip(ledger.usage) {
+            if let UsageRecord::Model { tokens, .. } = entry {
+                ledger.spent = ledger.spent.saturating_add(tokens.total);
+                if let Some(other) = counted.insert(tokens.prompt, name.to_owned()) {
+                    return broken(
+                        Invariant::CountedOnce,
+                        format!("an answer counts in {other} and in {name}"),
+                    );
+                }
+            }
+        }
+        ledger.usage = entries.len();
+        let messages = ledger.store.messages().unwrap_or_default();
+        let open = ledger.store.step().unwrap_or_default();
+        paired::judge(&messages)
+            .or_else(|what| if open.is_some() { Ok(()) } else { Err(what) })
+            .map_err(|what| (Invariant::Paired, format!("in {name} {what}")))
+    }
+
+    /// Looks at a chunk that a reader of a session was told.
+    pub fn was_told(&self, session: &str, cursor: u64, sequence: u64, chunk: &RawChunk) {
+        let due = cursor.saturating_add(1);
+        if sequence != due {
+            let what = format!("a reader of {session} at {cursor} is told {sequence}");
+            self.shared.gate.broken(Invariant::Cursor, what);
+            return;
+        }
+        let ledgers = self.ledgers.borrow();
+        let place = usize::try_from(cursor).unwrap_or(usize::MAX);
+        let known = ledgers
+            .get(session)
+            .and_then(|ledger| ledger.chunks.get(place));
+        if known != Some(chunk) {
+            let what = format!("a reader of {session} is told {chunk:?}, not {known:?}");
+            drop(ledgers);
+            self.shared.gate.broken(Invariant::Sequence, what);
+        }
+    }
+
+    /// Looks at a document that somebody follows.
+    pub fn looks_exact(&self, document: &Document) {
+        let ledgers = self.ledgers.borrow();
+        let Some(ledger) = ledgers.get(document.session()) else {
+            return;
+        };
+        let state = document.state();
+        let is_true = match document.status() {
+            Status::Exact { step } => ledger
+                .checkpoints
+                .iter()
+                .any(|checkpoint| checkpoint.step_count == *step && *checkpoint.state == *state),
+            Status::Final => ledger.finals.iter().any(|last| **last == *state),
+            _ => true,
+        };
+        if !is_true {
+            let what = format!(
+                "{} is {:?} with {state}",
+                document.session(),
+                document.status()
+            );
+            drop(ledgers);
+            self.shared.gate.broken(Invariant::Exact, what);
+        }
+    }
+
+    /// Looks at a snapshot that somebody was given.
+    pub fn was_shown(&self, snapshot: &SnapshotResponse) {
+        let ledgers = self.ledgers.borrow();
+        let Some(ledger) = ledgers.get(&snapshot.session_id) else {
+            return;
+        };
+        let is_true = match snapshot.stream_sequence {
+            Position::At(sequence) => ledger.checkpoints.iter().any(|checkpoint| {
+                checkpoint.stream_sequence == sequence && *checkpoint.state == snapshot.state
+            }),
+            Position::None => ledger.finals.iter().any(|last| **last == snapshot.state),
+        };
+        if !is_true {
+            let what = format!("{snapshot:?} was never committed");
+            drop(ledgers);
+            self.shared.gate.broken(Invariant::Promoted, what);
+        }
+    }
+
+    /// The sessions that are known, with their types.
+    pub fn sessions(&self) -> Vec<(String, String)> {
+        let ledgers = self.ledgers.borrow();
+        let typed = ledgers.iter().filter_map(|(name, ledger)| {
+            let record = ledger.record.as_ref()?;
+            Some((name.clone(), record.agent_type.to_string()))
+        });
+        typed.collect()
+    }
+
+    /// Sessions that run.
+    pub fn running(&self) -> Vec<String> {
+        let ledgers = self.ledgers.borrow();
+        let runs = |ledger: &&Ledger| ledger.status() == Some(SessionStatus::Running);
+        let running = ledgers.iter().filter(|(_, ledger)| runs(ledger));
+        running.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Reads a ledger.
+    pub fn of<T>(&self, session: &str, read: impl FnOnce(&Ledger) -> T) -> Option<T> {
+        self.ledgers.borrow().get(session).map(read)
+    }
+
+    /// What all sessions together have spent.
+    pub fn spent(&self) -> u64 {
+        let ledgers = self.ledgers.borrow();
+        ledgers.values().map(|ledger| ledger.spent).sum()
+    }
+
+    /// What holds when everything has come to rest.
+    pub fn at_the_end(&self) {
+        let ledgers = self.ledgers.borrow();
+        let held = ledgers
+            .iter()
+            .try_for_each(|(name, ledger)| self.ended(name, ledger));
+        drop(ledgers);
+        self.tell(held);
+    }
+
+    fn ended(&self, name: &str, ledger: &Ledger) -> Held {
+        let refs = ledger.store.sub_sessions().unwrap_or_default();
+        for child in refs {
+            let reported = || {
+                ledger.chunks.iter().any(|chunk| {
+                    chunk.text("eventName") == Some("sub_agent_stop_undelivered")
+                        && chunk.agent_id() == Some(name)
+                })
+            };
+            match child.status {
+                SubStatus::Completed | SubStatus::Failed => {}
+                SubStatus::Stopping if reported() => {}
+                other => {
+                    let id = child.sub_session_id;
+                    let what = format!("{id} is {other:?} in {name}, which is at rest");
+                    return broken(Invariant::SettledOnce, what);
+                }
+            }
+        }
+        if ledger.begun != ledger.ended {
+            let what = format!("{name}: began {:?}, ended {:?}", ledger.begun, ledger.ended);
+            return broken(Invariant::SettledOnce, what);
+        }
+        for message in ledger.store.messages().unwrap_or_default() {
+            if let MessageRecord::Assistant { tool_calls, .. } = message
+                && let Some(call) = tool_calls
+                    .iter()
+                    .find(|call| !ledger.results.contains(&call.id))
+            {
+                let what = format!("{} in {name} has no result", call.id);
+                return broken(Invariant::SettledOnce, what);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Ledger {
+    /// Whether the time of a child's call is over, by either clock.
+    fn is_late(&self, child: &str, shared: &Shared) -> bool {
+        let deadline = self.store.sub_session(child).ok().flatten();
+        let Some(deadline) = deadline.map(|child| child.deadline) else {
+            return true;
+        };
+        let created = self.record.as_ref().map_or(0, |record| record.created_at);
+        created.saturating_add(shared.gate.now()).saturating_add(400_000) >= deadline
+            && shared.gate.now() > 200_000
+    }
+}
+
+/// The end of a child and that of its call stand together, in one commit.
+fn ends_are_together(name: &str, chunks: &[RawChunk], known: u64) -> Held {
+    let new = chunks.get(usize::try_from(known).unwrap_or(usize::MAX)..);
+    let own: Vec<&RawChunk> = new
+        .unwrap_or_default()
+        .iter()
+        .filter(|chunk| chunk.remote_source().is_none())
+        .collect();
+    for (at, chunk) in own.iter().enumerate() {
+        let next = own.get(at.saturating_add(1));
+        let together = next.is_some_and(|next| {
+            next.kind() == "tool_end" && next.text("toolCallId") == chunk.text("toolCallId")
+        });
+        if chunk.kind() == "subagent_end" && !together {
+            let what = format!("{name}: {chunk:?} and then {next:?}");
+            return broken(Invariant::SettledOnce, what);
+        }
+    }
+    Ok(())
+}
+
+/// A chunk of a child in its parent's log.
+fn forwarded(
+    name: &str,
+    chunk: &RawChunk,
+    (child, sequence): (&str, u64),
+    last: &mut u64,
+    others: &BTreeMap<String, Ledger>,
+) -> Held {
+    if chunk.kind() == "stream_resync" {
+        // The parent says so in the child's name: the rest could not be had.
+        *last = sequence.max(*last);
+        return Ok(());
+    }
+    let due = last.saturating_add(1);
+    if sequence != due {
+        let what = format!("{sequence} of {child} stands in {name} where {due} was due");
+        return broken(Invariant::Forwarded, what);
+    }
+    *last = sequence;
+    let place = usize::try_from(due.saturating_sub(1)).unwrap_or(usize::MAX);
+    let known = others
+        .get(child)
+        .and_then(|ledger| ledger.chunks.get(place));
+    let bare = |chunk: &RawChunk| {
+        let mut bare = chunk.0.clone();
+        bare.shift_remove("remoteSource");
+        bare.shift_remove("origin");
+        bare
+    };
+    if known.map(bare) != Some(bare(chunk)) {
+        let what = format!("{chunk:?} in {name} is not {known:?}");
+        return broken(Invariant::Forwarded, what);
+    }
+    Ok(())
+}
+
+/// The law of the step, chunk by chunk.
+fn law(name: &str, ledger: &mut Ledger, sequence: u64, chunk: &RawChunk) -> Held {
+    let checkpoint = ledger.checkpoints.last();
+    let is_here = |checkpoint: &&CheckpointRecord| checkpoint.stream_sequence == sequence;
+    match chunk.kind() {
+        "run_started" | "run_resumed" => {
+            if let Some(checkpoint) = checkpoint.filter(is_here) {
+                ledger.promoted = (checkpoint.state.clone(), checkpoint.patch_ordinal);
+                ledger.working = ledger.promoted.clone();
+            }
+            Ok(())
+        }
+        "state_patch" => {
+            let operations = chunk.0.get("patches").cloned().unwrap_or_default();
+            let operations: Vec<PatchOperation> =
+                serde_json::from_value(operations).unwrap_or_default();
+            let state = patch::apply(&ledger.working.0, &operations)
+                .map_err(|e| (Invariant::Law, format!("{name} at {sequence}: {e}")))?;
+            let ordinal = chunk.0.get("patchOrdinal").and_then(Value::as_u64);
+            let ordinal = ordinal.unwrap_or_default();
+            if ordinal <= ledger.working.1 {
+                let what = format!("{name} at {sequence}: ordinal {ordinal} again");
+                return broken(Invariant::Law, what);
+            }
+            ledger.working = (Rc::new(state), ordinal);
+            Ok(())
+        }
+        "step_discarded" => {
+            ledger.working = ledger.promoted.clone();
+            Ok(())
+        }
+        "step_committed" => {
+            let Some(checkpoint) = checkpoint.filter(is_here) else {
+                let what = format!("{name} at {sequence}: a step without a checkpoint");
+                return broken(Invariant::Law, what);
+            };
+            if checkpoint.state != ledger.working.0 {
+                let what = format!(
+                    "{name} at {sequence}: patches make {}, the checkpoint is {}",
+                    ledger.working.0, checkpoint.state
+                );
+                return broken(Invariant::Law, what);
+            }
+            ledger.promoted = ledger.working.clone();
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,24 @@
+//! The deterministic simulator.
+//!
+//! A seed makes a job for four levels of agents in two services, what its user does, and a list of
+//! faults. It is run by the real machines, drivers and stores on one thread with a virtual clock,
+//! over a line that loses, doubles, delays, reorders and cuts. After every commit and every part of
+//! a stream that arrives, what always holds is looked at.
+
+pub mod agents;
+pub mod gate;
+pub mod judge;
+pub mod link;
+#[path = "../../tests/stories/paired.rs"]
+#[allow(dead_code)] // The judge of histories of all tests.
+pub mod paired;
+pub mod plan;
+pub mod random;
+pub mod run;
+pub mod watchers;
+pub mod workload;
+pub mod world;
+
+pub use gate::{Broken, Invariant, Outcome};
+pub use plan::Plan;
+pub use run::run;

@@ -1,0 +1,231 @@
+//! One seed from its first effect to rest.
+
+use std::future::Future;
+use std::rc::Rc;
+use std::time::Duration;
+
+use remote_agents::protocol::ids::SessionId;
+use remote_agents::protocol::message::{ResumeMode, ResumeRequest, StartRequest, StopRequest};
+use remote_agents::transport::{Transport, TransportError};
+use remote_agents::{Error, Result};
+
+use crate::gate::{Broken, Invariant, Outcome};
+use crate::plan::Plan;
+use crate::watchers;
+use crate::workload::Then;
+use crate::world::{ROOT, World};
+
+/// How long everything may take to come to rest after the last fault and the user's last word, in
+/// virtual milliseconds: four levels of calls with their time and their grace, and an hour of alarms.
+const BOUND_MS: u64 = 3 * 3_600_000;
+
+/// How long what came late is waited for.
+const LATE: Duration = Duration::from_secs(120);
+
+/// Runs a plan.
+#[must_use]
+pub fn run(plan: &Plan) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build();
+    let Ok(runtime) = runtime else {
+        return Outcome::failed("there is no runtime");
+    };
+    let local = tokio::task::LocalSet::new();
+    let plan = plan.clone();
+    crate::paired::findings();
+    local.block_on(&runtime, async move {
+        let told = tokio::task::spawn_local(async move { live(&plan).await }).await;
+        match told {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(error)) => Outcome::failed(&error.to_string()),
+            Err(error) => Outcome::failed(&error.to_string()),
+        }
+    })
+}
+
+impl Outcome {
+    fn failed(what: &str) -> Self {
+        Self {
+            effects: std::collections::BTreeMap::new(),
+            struck: Vec::new(),
+            broken: Some(Broken {
+                invariant: Invariant::Panic,
+                what: what.to_owned(),
+            }),
+            last: Vec::new(),
+            trace: (0, 0),
+            virtual_ms: 0,
+        }
+    }
+}
+
+async fn live(plan: &Plan) -> Result<Outcome> {
+    let world = World::new(plan)?;
+    let mut watchers = vec![
+        tokio::task::spawn_local(told(world.clone(), watchers::probe(world.clone()))),
+        tokio::task::spawn_local(told(world.clone(), watchers::peep(world.clone()))),
+    ];
+    if plan.workload.is_followed {
+        let follower = watchers::follow(world.clone());
+        watchers.push(tokio::task::spawn_local(told(world.clone(), follower)));
+    }
+    let reader = plan.workload.is_read.then(|| {
+        let reader = watchers::read(world.clone());
+        tokio::task::spawn_local(told(world.clone(), reader))
+    });
+    let user = tokio::task::spawn_local(told(world.clone(), user(world.clone())));
+    let broken = async {
+        while !world.shared.gate.is_broken() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    };
+    let lived = async {
+        drop(user.await);
+        if let Some(reader) = reader
+            && tokio::time::timeout(LATE, reader).await.is_err()
+        {
+            let what = "a reader never has the whole log";
+            world.shared.gate.broken(Invariant::Cursor, what);
+        }
+    };
+    futures::future::select(std::pin::pin!(lived), std::pin::pin!(broken)).await;
+    for watcher in watchers {
+        watcher.abort();
+    }
+    let outcome = world.shared.gate.outcome();
+    world.close();
+    Ok(outcome)
+}
+
+/// Tells what a part of the world came to, if it failed.
+async fn told(world: Rc<World>, part: impl Future<Output = Result<()>>) {
+    if let Err(error) = part.await {
+        world.shared.gate.broken(Invariant::Panic, error.to_string());
+    }
+}
+
+async fn user(world: Rc<World>) -> Result<()> {
+    let root = SessionId::parse(ROOT)?;
+    let transport = world.to("root")?;
+    let workload = &world.shared.workload;
+    let message = workload.script.to_string();
+    insist(&world, "start", || {
+        transport.start(
+            StartRequest {
+                session_id: root.clone(),
+                agent_type: None,
+                message: message.clone(),
+                state: None,
+                metadata: None,
+                user_id: None,
+                tags: None,
+                parent: None,
+            },
+            "begin".into(),
+        )
+    })
+    .await;
+    let stop = match workload.then {
+        Then::Interrupt(at) | Then::Continue(at) | Then::NewTurn(at) => Some(at),
+        Then::Nothing | Then::Message => None,
+    };
+    if let Some(at) = stop {
+        tokio::time::sleep(Duration::from_millis(at)).await;
+        world.shared.stop_asked.set(true);
+        insist(&world, "interrupt", || {
+            transport.interrupt(StopRequest {
+                session_id: root.clone(),
+                reason: None,
+            })
+        })
+        .await;
+    }
+    at_rest(&world).await;
+    let again = match workload.then {
+        Then::Message => Some((ResumeMode::WithMessage, Some(workload.again.to_string()))),
+        Then::Continue(_) => Some((ResumeMode::Continue, None)),
+        Then::NewTurn(_) => Some((ResumeMode::NewTurn, Some(workload.again.to_string()))),
+        Then::Nothing | Then::Interrupt(_) => None,
+    };
+    if let Some((mode, message)) = again {
+        insist(&world, "resume", || {
+            transport.resume(
+                ResumeRequest {
+                    session_id: root.clone(),
+                    mode: Some(mode),
+                    message: message.clone(),
+                    parent: None,
+                },
+                "again".into(),
+            )
+        })
+        .await;
+        at_rest(&world).await;
+    }
+    // What came late has changed nothing.
+    tokio::time::sleep(LATE).await;
+    at_rest(&world).await;
+    world.judge.at_the_end();
+    counted(&world).await?;
+    world.shared.over.set(true);
+    Ok(())
+}
+
+/// Asks until there is an answer that is no accident.
+async fn insist<'a, T>(
+    world: &World,
+    what: &str,
+    ask: impl Fn() -> remote_agents::transport::Call<'a, T>,
+) {
+    for _ in 0..200 {
+        match ask().await {
+            Ok(_) => return,
+            Err(TransportError::Refused { envelope, .. })
+                if envelope.code.starts_with("ALREADY") =>
+            {
+                return;
+            }
+            Err(error) => {
+                world.shared.gate.tell(&format_args!("{what}: {error}"));
+                tokio::time::sleep(Duration::from_secs(3)).await;
+            }
+        }
+    }
+    let what = format!("no {what} is answered");
+    world.shared.gate.broken(Invariant::Bounded, what);
+}
+
+/// Waits until nothing runs any more.
+async fn at_rest(world: &World) {
+    let begun = world.shared.gate.now();
+    loop {
+        let running = world.judge.running();
+        if running.is_empty() {
+            return;
+        }
+        let since = begun.max(world.shared.gate.struck_at());
+        if world.shared.gate.now().saturating_sub(since) > BOUND_MS {
+            let what = format!("{running:?} never come to rest");
+            world.shared.gate.broken(Invariant::Bounded, what);
+            return;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+/// Each token is counted once, by the root's own rollup.
+async fn counted(world: &World) -> Result<()> {
+    let usage = world.to("root")?.usage(&SessionId::parse(ROOT)?).await;
+    let Ok(usage) = usage else { return Ok(()) };
+    let total = usage.rollup["tokens"]["total"].as_u64();
+    let total = total.ok_or_else(|| Error::internal("a rollup without tokens"))?;
+    let spent = world.judge.spent();
+    let is_partial = usage.rollup["partial"] == true;
+    if total > spent || (total < spent && !is_partial) {
+        let what = format!("the rollup says {total}, all sessions together {spent}");
+        world.shared.gate.broken(Invariant::CountedOnce, what);
+    }
+    Ok(())
+}

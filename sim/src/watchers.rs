@@ -1,0 +1,188 @@
+//! Who watches a run: a reader with a cursor, a follower of the tree, whoever asks for a snapshot
+//! now and then, and the public.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use remote_agents::follower::{Follower, FollowerEvent};
+use remote_agents::http::Body;
+use remote_agents::protocol::frame::Frame;
+use remote_agents::protocol::ids::{AgentType, Position, SessionId};
+use remote_agents::protocol::message::SnapshotResponse;
+use remote_agents::transport::{Fetch, Transport};
+use remote_agents::{Error, Result};
+
+use crate::agents::LEVELS;
+use crate::gate::Invariant;
+use crate::world::{CANARY, ROOT, World};
+
+async fn wait(milliseconds: u64) {
+    tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+}
+
+fn root() -> Result<SessionId> {
+    SessionId::parse(ROOT)
+}
+
+/// Reads the root's stream, leaves now and then, and comes again with its cursor. It is done when
+/// the run is over and it has everything.
+///
+/// # Errors
+/// When a name is malformed.
+pub async fn read(world: Rc<World>) -> Result<()> {
+    let transport = world.to("root")?;
+    let mut cursor = 0;
+    let mut most = world.shared.workload.reads_for;
+    loop {
+        let stays = 1 + world.shared.random.below(most);
+        // It leaves often in the beginning, and seldom in a run that takes long.
+        most = most.saturating_add(most / 2).min(3_600_000);
+        let reading = read_once(&world, &transport, &mut cursor);
+        // Its time is over, or its stream is: either way it comes again.
+        drop(tokio::time::timeout(Duration::from_millis(stays), reading).await);
+        let last = world.judge.of(ROOT, |ledger| ledger.chunks.len());
+        let has_all = last == usize::try_from(cursor).ok();
+        if world.shared.over.get() && has_all {
+            return Ok(());
+        }
+        let is_at_rest = has_all && world.judge.running().is_empty();
+        wait(if is_at_rest { 3_000 } else { 20 }).await;
+    }
+}
+
+async fn read_once(world: &World, transport: &dyn Transport, cursor: &mut u64) {
+    let Ok(root) = root() else { return };
+    let Ok(mut frames) = transport.stream(&root, Position::At(*cursor), None).await else {
+        return;
+    };
+    while let Some(Ok(frame)) = frames.next().await {
+        match frame {
+            Frame::Chunk { sequence, chunk } => {
+                world.judge.was_told(ROOT, *cursor, sequence, &chunk);
+                *cursor = sequence;
+            }
+            Frame::CaughtUp { .. } => {}
+            Frame::Error(error) if error.code == "TRUNCATED" => {
+                let what = format!("a reader at {cursor} is told {error:?}");
+                world.shared.gate.broken(Invariant::Cursor, what);
+            }
+            Frame::End(_) | Frame::Error(_) => {
+                return; // There may be another run.
+            }
+        }
+    }
+}
+
+/// Follows the tree from the root on, run after run.
+///
+/// # Errors
+/// When a name is malformed.
+pub async fn follow(world: Rc<World>) -> Result<()> {
+    let mut ways = Vec::new();
+    for level in LEVELS {
+        ways.push((level, Rc::new(world.to(level)?) as Rc<dyn Transport>));
+    }
+    let root_way = ways.first().map(|(_, way)| way.clone());
+    let root_way = root_way.ok_or_else(|| Error::internal("no way"))?;
+    let routes = Rc::new(move |agent_type: &AgentType| {
+        let way = ways.iter().find(|(level, _)| *level == agent_type.as_str());
+        way.map_or_else(|| root_way.clone(), |(_, way)| way.clone())
+    });
+    while !world.shared.over.get() {
+        let agent_type = AgentType::parse("root")?;
+        let mut follower = Follower::new(world.user(), routes.clone(), root()?, agent_type);
+        while let Some(Ok(event)) = follower.next().await {
+            if let FollowerEvent::Document(node) | FollowerEvent::Node(node) = event
+                && let Some(node) = follower.nodes().get(node)
+            {
+                world.judge.looks_exact(&node.document);
+            }
+        }
+        // Another run is followed anew.
+        wait(200).await;
+        while world.judge.running().is_empty() && !world.shared.over.get() {
+            wait(1_000).await;
+        }
+    }
+    Ok(())
+}
+
+/// Asks for the snapshot of some session, again and again, over an honest line.
+///
+/// # Errors
+/// When a name is malformed.
+pub async fn probe(world: Rc<World>) -> Result<()> {
+    let mut pause = 7;
+    while !world.shared.over.get() {
+        wait(1 + world.shared.random.below(pause)).await;
+        pause = (pause + 2).min(5_000);
+        let sessions = world.judge.sessions();
+        let Some((session, agent_type)) = world.shared.random.one_of(&sessions) else {
+            continue;
+        };
+        let path = format!("/agents/{agent_type}/snapshot?sessionId={session}");
+        let fetch = world.honest(agent_type, &world.raw)?;
+        let Some(bytes) = get(&*fetch, &path).await else {
+            continue;
+        };
+        if let Ok(snapshot) = serde_json::from_slice::<SnapshotResponse>(&bytes) {
+            world.judge.was_shown(&snapshot);
+        }
+    }
+    Ok(())
+}
+
+async fn get(fetch: &dyn Fetch, path: &str) -> Option<Bytes> {
+    let request = http::Request::get(path).body(Bytes::new()).ok()?;
+    let answer = fetch.fetch(request).await.ok()?;
+    answer.into_body().collect(64 << 20).await.ok()
+}
+
+/// Reads all that the projected mount shows.
+///
+/// # Errors
+/// When the objects are gone.
+pub async fn peep(world: Rc<World>) -> Result<()> {
+    let fetch = world.honest("root", &world.public)?;
+    let mut pause = 10;
+    while !world.shared.over.get() {
+        for action in ["snapshot", "tree", "messages", "usage", "status"] {
+            let path = format!("/public/root/{action}?sessionId={ROOT}");
+            if let Some(bytes) = get(&*fetch, &path).await {
+                shown(&world, action, &bytes);
+            }
+            wait(30).await;
+        }
+        let path = format!("/public/root/sse?sessionId={ROOT}&fromSequence=0");
+        let stream = stream(&world, &*fetch, &path);
+        let stays = Duration::from_millis(1 + world.shared.random.below(1_000));
+        drop(tokio::time::timeout(stays, stream).await);
+        pause = (pause * 2).min(60_000);
+        wait(pause).await;
+    }
+    Ok(())
+}
+
+async fn stream(world: &World, fetch: &dyn Fetch, path: &str) {
+    let Ok(request) = http::Request::get(path).body(Bytes::new()) else {
+        return;
+    };
+    let Ok(answer) = fetch.fetch(request).await else {
+        return;
+    };
+    if let Body::Stream(mut parts) = answer.into_body() {
+        while let Some(Ok(part)) = parts.next().await {
+            shown(world, "sse", &part);
+        }
+    }
+}
+
+fn shown(world: &World, action: &str, bytes: &[u8]) {
+    let canary = CANARY.as_bytes();
+    if bytes.windows(canary.len()).any(|window| window == canary) {
+        let what = format!("the public sees the canary at {action}");
+        world.shared.gate.broken(Invariant::Canary, what);
+    }
+}
