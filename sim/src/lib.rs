@@ -15,10 +15,13 @@ pub mod paired;
 pub mod plan;
 pub mod random;
 pub mod run;
+pub mod shrink;
+pub mod table;
 pub mod watchers;
 pub mod workload;
 pub mod world;
 
 pub use gate::{Broken, Invariant, Outcome};
 pub use plan::Plan;
+pub use remote_agents::mutants;
 pub use run::run;

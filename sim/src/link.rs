@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures::future::{LocalBoxFuture, pending};
 use futures::{StreamExt as _, stream};
 use remote_agents::http::{Body, BodyError, ByteStream, Request, Response};
+use remote_agents::mutants::{self, Mutant};
 use remote_agents::native::LocalRuntime;
 use remote_agents::transport::{Fetch, FetchError};
 
@@ -55,6 +56,27 @@ impl Fetch for Link {
     }
 }
 
+/// Interrupts when it is dropped.
+struct Canceller(Rc<dyn Fetch>, Option<Request>);
+
+impl Drop for Canceller {
+    fn drop(&mut self) {
+        if let Some(request) = self.1.take() {
+            let interrupt = self.0.fetch(request);
+            tokio::task::spawn_local(async move { drop(interrupt.await) });
+        }
+    }
+}
+
+fn guarded(body: Body, guard: Option<Canceller>) -> Body {
+    match (body, guard) {
+        (Body::Stream(parts), Some(guard)) => Body::Stream(Box::pin(parts.inspect(move |_| {
+            let _held = &guard;
+        }))),
+        (body, _) => body,
+    }
+}
+
 /// One request on its way.
 #[derive(Clone)]
 struct Crossing {
@@ -97,9 +119,23 @@ impl Crossing {
         }
         let is_stream = matches!(answer.body(), Body::Stream(_));
         if is_stream && action == Some(Action::Sse) {
-            return Ok(answer.map(|body| self.parted(body, path)));
+            let guard = self.canceller(&path);
+            return Ok(answer.map(|body| guarded(self.parted(body, path), guard)));
         }
         Ok(answer)
+    }
+
+    /// With the rule taken away that readers cancel nothing: what a user's reader that leaves does.
+    fn canceller(&self, path: &str) -> Option<Canceller> {
+        if self.side != Side::Observer || !mutants::lacks(Mutant::ReadersCancelNothing) {
+            return None;
+        }
+        let (uri, query) = path.split_once('?')?;
+        let session = query.split('&').find_map(|pair| pair.strip_prefix("sessionId="))?;
+        let request = http::Request::post(uri.replace("/sse", "/interrupt"))
+            .header("content-type", "application/json")
+            .body(Bytes::from(format!("{{\"sessionId\": \"{session}\"}}")));
+        Some(Canceller(self.inner.clone(), request.ok()))
     }
 
     async fn struck(

@@ -63,10 +63,12 @@ impl Outcome {
 
 async fn live(plan: &Plan) -> Result<Outcome> {
     let world = World::new(plan)?;
-    let mut watchers = vec![
-        tokio::task::spawn_local(told(world.clone(), watchers::probe(world.clone()))),
-        tokio::task::spawn_local(told(world.clone(), watchers::peep(world.clone()))),
-    ];
+    let prober = told(world.clone(), watchers::probe(world.clone()));
+    let mut watchers = vec![tokio::task::spawn_local(prober)];
+    if plan.workload.is_shown {
+        let public = told(world.clone(), watchers::peep(world.clone()));
+        watchers.push(tokio::task::spawn_local(public));
+    }
     if plan.workload.is_followed {
         let follower = watchers::follow(world.clone());
         watchers.push(tokio::task::spawn_local(told(world.clone(), follower)));

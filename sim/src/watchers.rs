@@ -48,7 +48,7 @@ pub async fn read(world: Rc<World>) -> Result<()> {
             return Ok(());
         }
         let is_at_rest = has_all && world.judge.running().is_empty();
-        wait(if is_at_rest { 3_000 } else { 20 }).await;
+        wait(if is_at_rest { 25_000 } else { 20 }).await;
     }
 }
 
@@ -146,7 +146,7 @@ async fn get(fetch: &dyn Fetch, path: &str) -> Option<Bytes> {
 /// When the objects are gone.
 pub async fn peep(world: Rc<World>) -> Result<()> {
     let fetch = world.honest("root", &world.public)?;
-    let mut pause = 10;
+    let mut pause = 50;
     while !world.shared.over.get() {
         for action in ["snapshot", "tree", "messages", "usage", "status"] {
             let path = format!("/public/root/{action}?sessionId={ROOT}");
@@ -159,7 +159,7 @@ pub async fn peep(world: Rc<World>) -> Result<()> {
         let stream = stream(&world, &*fetch, &path);
         let stays = Duration::from_millis(1 + world.shared.random.below(1_000));
         drop(tokio::time::timeout(stays, stream).await);
-        pause = (pause * 2).min(60_000);
+        pause *= 3;
         wait(pause).await;
     }
     Ok(())

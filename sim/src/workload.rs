@@ -36,6 +36,8 @@ pub struct Workload {
     pub is_read: bool,
     /// Whether somebody follows the tree.
     pub is_followed: bool,
+    /// Whether the public looks on.
+    pub is_shown: bool,
     /// Whether calls of children have little time.
     pub hasty: bool,
 }
@@ -61,6 +63,7 @@ impl Workload {
             pace: 1 + random.below(12),
             is_read: random.chance(75),
             is_followed: random.chance(60),
+            is_shown: random.chance(35),
             hasty: random.chance(30),
         }
     }

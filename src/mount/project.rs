@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use super::live;
 use crate::error::{Code, Error, Result};
 use crate::http::{Body, ByteStream};
+use crate::mutants::{self, Mutant};
 use crate::protocol::chunk::{PatchOperation, RawChunk};
 use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
 use crate::protocol::ids::{AgentType, Sequence, SessionId};
@@ -362,6 +363,7 @@ impl View {
     /// The state as this mount shows it.
     pub(super) fn state(&self, state: &Value) -> Value {
         match &self.projection {
+            Some(_) if mutants::lacks(Mutant::Projects) => state.clone(),
             Some(projection) => (projection.map)(self.agent_type.as_str(), state),
             None => state.clone(),
         }

@@ -19,6 +19,7 @@ use crate::agent::{Agent, FINISH_TOOL, StopSignal, SubAgent, SubAgentPayload, To
 use crate::consumer::{CallSpec, run_call};
 use crate::dispatch::{CallOutcome, child_id, message_for};
 use crate::error::{Code, Error, Result};
+use crate::mutants::{self, Mutant};
 use crate::platform::Level;
 use crate::protocol::ids::{SessionId, millis};
 use crate::protocol::message::{ParentRef, StartRequest};
@@ -49,7 +50,9 @@ impl Producer {
                 session.step.as_ref().map_or_else(Vec::new, |step| {
                     step.calls
                         .iter()
-                        .filter(|call| call.outcome.is_none())
+                        .filter(|call| {
+                            call.outcome.is_none() || mutants::lacks(Mutant::FinishedStays)
+                        })
                         .cloned()
                         .collect()
                 })
@@ -396,10 +399,14 @@ impl CallSide {
         let (session, state) = producer
             .read(|session| (session.record.clone(), session.checkpoint.state.clone()))?
             .ok_or_else(Error::not_found)?;
+        let mut call = self.tool_call_id.clone();
+        if mutants::lacks(Mutant::DerivedChild) {
+            call = format!("{call}-{}", self.epoch);
+        }
         let child = child_id(
             &session.session_id,
             &session.stream_id,
-            &self.tool_call_id,
+            &call,
             sub.location,
         )?;
         let state = match &sub.initial_state {

@@ -31,6 +31,7 @@ use std::rc::Rc;
 
 use crate::agent::{Agents, StopSignal};
 use crate::error::{Code, Error, Result};
+use crate::mutants::{self, Mutant};
 use crate::platform::{Level, Line, LineSession, ObjectRuntime};
 use crate::protocol::ids::Timestamp;
 use crate::protocol::message::SessionStatus;
@@ -170,6 +171,9 @@ impl Producer {
     }
 
     async fn arm_watchdog(&self) -> Result<()> {
+        if mutants::lacks(Mutant::Watchdog) {
+            return Ok(());
+        }
         self.runtime
             .set_alarm(Some(self.now().saturating_add(WATCHDOG_MS)))
             .await
@@ -324,6 +328,10 @@ impl Producer {
 
     fn commit(&self, transition: Transition) -> Result<()> {
         let transition = self.within_policies(transition);
+        if mutants::lacks(Mutant::PublishesAfterCommit) {
+            let last = transition.next.record.last_sequence;
+            self.publisher().said(last, &transition.commit);
+        }
         match self.store.commit(&transition.commit) {
             Ok(()) => {
                 self.take_over(transition);

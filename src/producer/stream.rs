@@ -17,6 +17,7 @@ use super::{Producer, neighbours};
 use crate::agent::MAX_READERS;
 use crate::error::{Code, Error, Result};
 use crate::http::{Body, BodyError, Response, answer};
+use crate::mutants::{self, Mutant};
 use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
 use crate::protocol::header;
 use crate::protocol::ids::{AgentType, Sequence, Timestamp};
@@ -121,6 +122,9 @@ impl Producer {
             _ if foreign => (0, Stage::Truncated(truncated)),
             Some(from) if from > record.last_sequence || below_floor(from, record.floor) => {
                 (0, Stage::Truncated(truncated))
+            }
+            Some(from) if mutants::lacks(Mutant::CursorIsExclusive) => {
+                (from.saturating_sub(1), Stage::Opening)
             }
             Some(from) => (from, Stage::Opening),
             None => {

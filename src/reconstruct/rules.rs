@@ -4,6 +4,9 @@
 //! [`Rules::hold`] is a constant. The model in `tests/model/` removes each rule in turn and looks for
 //! what goes wrong.
 
+#[cfg(not(test))]
+use crate::mutants::{self, Mutant};
+
 /// One rule of section 6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
@@ -174,8 +177,9 @@ impl Rules {
     /// Whether this rule holds.
     #[cfg(not(test))]
     #[expect(clippy::unused_self)]
-    pub(super) const fn hold(self, _: Rule) -> bool {
-        true
+    pub(super) fn hold(self, rule: Rule) -> bool {
+        let doubts = matches!(rule, Rule::Base | Rule::CommitOrdinal);
+        !(doubts && mutants::lacks(Mutant::WhenInDoubt))
     }
 
     /// Whether this rule holds.

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::{Draft, Healed, Session, Settlement, Step, Transition, checkpoint_id, patch};
 use crate::error::{Code, Error, Result};
+use crate::mutants::{self, Mutant};
 use crate::protocol::chunk::ChunkBody;
 use crate::protocol::ids::{AgentType, RunId, SessionId, StreamId, Timestamp};
 use crate::protocol::message::{ParentRef, ResumeMode, SessionStatus};
@@ -217,6 +218,13 @@ impl Session {
         now: Timestamp,
     ) -> Result<StopOutcome> {
         match self.record.status {
+            SessionStatus::Completed if mutants::lacks(Mutant::EndedStays) => {
+                Ok(StopOutcome::changed(self.settle_at_rest(
+                    Settlement::Interrupted { reason },
+                    run,
+                    now,
+                )?))
+            }
             SessionStatus::Completed | SessionStatus::Failed => Err(self.already_completed()),
             SessionStatus::Interrupted => Ok(StopOutcome {
                 transition: None,

@@ -32,6 +32,7 @@ pub use retention::{Retention, SPANS_AT_ONCE, next_expiry, retention};
 pub use step::{ChildSettled, ModelAnswer, RETRY_EVENT, Settlement, Step};
 
 use crate::error::{Code, Error, Result};
+use crate::mutants::{self, Mutant};
 use crate::protocol::chunk::{Chunk, ChunkBody};
 use crate::protocol::ids::{MAX_SAFE_INTEGER, Position, Sequence, Timestamp};
 use crate::protocol::message::{SessionStatus, SnapshotResponse, StatusResponse};
@@ -177,7 +178,11 @@ impl Session {
         SnapshotResponse {
             session_id: self.record.session_id.to_string(),
             stream_id: self.record.stream_id.to_string(),
-            state: (*self.checkpoint.state).clone(),
+            state: if mutants::lacks(Mutant::SnapshotIsCommitted) {
+                (*self.working_state()).clone()
+            } else {
+                (*self.checkpoint.state).clone()
+            },
             stream_sequence: if pinned {
                 Position::At(self.checkpoint.stream_sequence)
             } else {

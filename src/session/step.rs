@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::failure::CallFailure;
 use super::{Draft, Session, Transition, patch};
 use crate::error::{Code, Error, Result};
+use crate::mutants::{self, Mutant};
 use crate::protocol::chunk::{ChunkBody, PatchOperation};
 use crate::protocol::ids::{DocumentId, Sequence, StreamId, Timestamp};
 use crate::protocol::usage::{RollupOrigin, Tokens, UsageRollup};
@@ -249,11 +250,15 @@ impl Session {
             draft.say_queued(&id, position)?;
         }
         draft.writes.extend(calls.into_iter().map(Write::ToolCall));
-        draft.write(Write::Usage(UsageRecord::Model {
+        let spent = Write::Usage(UsageRecord::Model {
             model: answer.model,
             tokens: answer.tokens,
             at: now,
-        }));
+        });
+        if mutants::lacks(Mutant::CountedByAnswer) {
+            draft.write(spent.clone());
+        }
+        draft.write(spent);
         Ok(draft.done())
     }
 
@@ -432,9 +437,13 @@ impl Session {
         for chunk in chunks {
             draft.say_json(chunk)?;
         }
+        let before = child.remote.as_ref().map(|remote| remote.last_sequence);
         child.remote = Some(SubRemote {
             stream_id,
-            last_sequence: through,
+            last_sequence: match before {
+                Some(before) if mutants::lacks(Mutant::CursorWithChunks) => before,
+                _ => through,
+            },
         });
         draft.write(Write::SubSession(child));
         Ok(draft.done())
@@ -559,6 +568,9 @@ impl Session {
                     Code::RunInterrupted
                 };
                 for id in open {
+                    if mutants::lacks(Mutant::StopPairs) {
+                        continue;
+                    }
                     let child =
                         children
                             .iter()

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{ChildSettled, Settlement, Step};
 use crate::error::{Code, Error, Result};
+use crate::mutants::{self, Mutant};
 use crate::protocol::END_STATE_LIMIT;
 use crate::protocol::chunk::ChunkBody;
 use crate::protocol::message::SessionStatus;
@@ -154,7 +155,8 @@ impl Draft {
         child: Option<(SubSessionRecord, ChildSettled)>,
     ) -> Result<()> {
         let known = self.session.step.as_ref().and_then(|step| step.call(id));
-        if known.is_some_and(|call| call.outcome.is_some()) {
+        let finished = known.is_some_and(|call| call.outcome.is_some());
+        if finished && !mutants::lacks(Mutant::FinishedStays) {
             return Err(Error::internal("the tool call has a result already"));
         }
         let call = self.update_call(id, |call| call.outcome = Some(outcome.clone()))?;
@@ -203,7 +205,11 @@ impl Draft {
             None => final_state(&self.session.checkpoint.state, &step)?,
         };
         let reconciling = patch::diff(&step.working, &state);
-        if !reconciling.is_empty() {
+        if mutants::lacks(Mutant::TakesBack) {
+            if let Some(step) = self.session.step.as_mut() {
+                step.working = Rc::new(state);
+            }
+        } else if !reconciling.is_empty() {
             self.say_patch(reconciling, state)?;
         }
         let (working, ordinal) = match &self.session.step {
@@ -218,6 +224,9 @@ impl Draft {
             kept: answer.kept,
         }));
         for call in step.calls {
+            if call.outcome.is_none() && mutants::lacks(Mutant::StopPairs) {
+                continue;
+            }
             let outcome = call
                 .outcome
                 .ok_or_else(|| Error::internal("a tool call has no result yet"))?;
