@@ -19,8 +19,8 @@ pub enum Mutant {
     FinishedStays,
     /// A running session has a watchdog.
     Watchdog,
-    /// A child's id is derived from its call.
-    DerivedChild,
+    /// A start that is sent again begins the same child.
+    StartKeepsItsChild,
     /// A model call is counted by its answer's commit alone.
     CountedByAnswer,
     /// A snapshot is of the latest checkpoint.
@@ -49,7 +49,7 @@ impl Mutant {
         Self::WhenInDoubt,
         Self::FinishedStays,
         Self::Watchdog,
-        Self::DerivedChild,
+        Self::StartKeepsItsChild,
         Self::CountedByAnswer,
         Self::SnapshotIsCommitted,
         Self::EndedStays,

@@ -342,7 +342,10 @@ impl Judge {
         let entries = ledger.store.usage().unwrap_or_default();
         let mut counted = self.counted.borrow_mut();
         for entry in entries.iter().skip(ledger.usage) {
-            if let UsageRecord::Model { tokens, .. } = entry {
+            // What an answer that was cut has cost is not known.
+            if let UsageRecord::Model { tokens, .. } = entry
+                && tokens.total > 0
+            {
                 ledger.spent = ledger.spent.saturating_add(tokens.total);
                 if let Some(other) = counted.insert(tokens.prompt, name.to_owned()) {
                     return broken(

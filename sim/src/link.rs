@@ -77,6 +77,18 @@ fn guarded(body: Body, guard: Option<Canceller>) -> Body {
     }
 }
 
+/// A request that is sent again, as it is. With the rule taken away that a start begins the same
+/// child then, it is for another.
+fn again(request: Request) -> Request {
+    if !mutants::lacks(Mutant::StartKeepsItsChild) || !request.uri().path().ends_with("/start") {
+        return request;
+    }
+    request.map(|body| {
+        let text = String::from_utf8_lossy(&body);
+        text.replacen("\"sessionId\":\"", "\"sessionId\":\"again-", 1).into()
+    })
+}
+
 /// One request on its way.
 #[derive(Clone)]
 struct Crossing {
@@ -156,6 +168,7 @@ impl Crossing {
             }
             Some(Fault::Twice) => {
                 let first = inner.fetch(request.clone()).await;
+                let request = again(request);
                 let second = inner.fetch(request).await;
                 if self.shared.random.chance(50) {
                     drop(first);

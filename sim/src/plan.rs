@@ -261,8 +261,15 @@ impl Plan {
     pub fn of(seed: u64) -> Self {
         let random = Random::of(seed, 1);
         let workload = Workload::of(&random);
-        let many = 3 + random.below(8);
-        let faults = (0..many).filter_map(|_| planned(&random)).collect();
+        let many = if random.chance(15) {
+            10 + random.below(20)
+        } else {
+            3 + random.below(8)
+        };
+        let mut faults: Vec<Planned> = (0..many).filter_map(|_| planned(&random)).collect();
+        if random.chance(15) {
+            faults.extend(storm(&random));
+        }
         Self {
             seed,
             workload,
@@ -279,6 +286,24 @@ impl Plan {
         }
         plan
     }
+}
+
+/// A line on which streams break off again and again.
+fn storm(random: &Random) -> Vec<Planned> {
+    let side = if random.chance(50) {
+        Side::Consumer
+    } else {
+        Side::Producer
+    };
+    let first = random.below(8);
+    let many = 4 + random.below(12);
+    let planned = (first..first + many).map(|nth| Planned {
+        side,
+        kind: Kind::Part,
+        nth,
+        fault: if random.chance(50) { Fault::Cut } else { Fault::Short },
+    });
+    planned.collect()
 }
 
 fn planned(random: &Random) -> Option<Planned> {

@@ -19,6 +19,10 @@ use crate::world::{ROOT, World};
 /// virtual milliseconds: four levels of calls with their time and their grace, and an hour of alarms.
 const BOUND_MS: u64 = 3 * 3_600_000;
 
+/// How long descendants may go on after their root has stopped and nothing strikes any more: the
+/// time of their calls, and what it takes to tell them again.
+const STOP_BOUND_MS: u64 = 15 * 60_000;
+
 /// How long what came late is waited for.
 const LATE: Duration = Duration::from_secs(120);
 
@@ -208,9 +212,19 @@ async fn at_rest(world: &World) {
             return;
         }
         let since = begun.max(world.shared.gate.struck_at());
-        if world.shared.gate.now().saturating_sub(since) > BOUND_MS {
+        let waited = world.shared.gate.now().saturating_sub(since);
+        if waited > BOUND_MS {
             let what = format!("{running:?} never come to rest");
             world.shared.gate.broken(Invariant::Bounded, what);
+            return;
+        }
+        let rested = world.judge.of(ROOT, |root| root.rested_at).flatten();
+        let stopped = world.shared.stop_asked.get() && !running.iter().any(|name| name == ROOT);
+        let since = rested.unwrap_or(0).max(world.shared.gate.struck_at());
+        let waited = world.shared.gate.now().saturating_sub(since);
+        if stopped && waited > STOP_BOUND_MS {
+            let what = format!("{running:?} go on after their root has stopped");
+            world.shared.gate.broken(Invariant::Interrupt, what);
             return;
         }
         tokio::time::sleep(Duration::from_secs(1)).await;

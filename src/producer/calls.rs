@@ -399,14 +399,10 @@ impl CallSide {
         let (session, state) = producer
             .read(|session| (session.record.clone(), session.checkpoint.state.clone()))?
             .ok_or_else(Error::not_found)?;
-        let mut call = self.tool_call_id.clone();
-        if mutants::lacks(Mutant::DerivedChild) {
-            call = format!("{call}-{}", self.epoch);
-        }
         let child = child_id(
             &session.session_id,
             &session.stream_id,
-            &call,
+            &self.tool_call_id,
             sub.location,
         )?;
         let state = match &sub.initial_state {

@@ -329,8 +329,7 @@ impl Producer {
     fn commit(&self, transition: Transition) -> Result<()> {
         let transition = self.within_policies(transition);
         if mutants::lacks(Mutant::PublishesAfterCommit) {
-            let last = transition.next.record.last_sequence;
-            self.publisher().said(last, &transition.commit);
+            self.take_over(transition.clone());
         }
         match self.store.commit(&transition.commit) {
             Ok(()) => {
@@ -339,7 +338,9 @@ impl Producer {
             }
             Err(error) => {
                 // The cache may be behind the store now; the next read loads it anew.
-                *self.session.borrow_mut() = None;
+                if !mutants::lacks(Mutant::PublishesAfterCommit) {
+                    *self.session.borrow_mut() = None;
+                }
                 if let CommitError::Fenced { .. } = error {
                     self.signal_stop();
                 }
