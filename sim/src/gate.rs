@@ -4,11 +4,19 @@
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::future::Future;
+
+use futures::FutureExt as _;
+use futures::channel::oneshot;
+use futures::future::Shared;
 
 use crate::plan::{Fault, Kind, Plan, Planned, Side};
 
 /// How many of the last lines of a trace are kept.
 const LAST: usize = 40;
+
+/// More lines than any run has whose parts come to rest.
+const MOST: u64 = 400_000;
 
 /// What was found to be wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,13 +81,19 @@ pub struct Gate {
     digest: Cell<u64>,
     lines: Cell<u64>,
     broken: RefCell<Option<Broken>>,
+    /// Dropped when something does not hold.
+    whole: RefCell<Option<oneshot::Sender<()>>>,
+    breaks: Shared<oneshot::Receiver<()>>,
 }
 
 impl Gate {
     /// The gate of a plan; within a runtime of tokio.
     #[must_use]
     pub fn new(plan: &Plan) -> Self {
+        let (whole, breaks) = oneshot::channel();
         Self {
+            whole: RefCell::new(Some(whole)),
+            breaks: breaks.shared(),
             plan: plan.faults.clone(),
             began: tokio::time::Instant::now(),
             counts: RefCell::default(),
@@ -107,6 +121,9 @@ impl Gate {
             *count = count.saturating_add(1);
             nth
         };
+        if self.lines.get() > MOST {
+            self.broken(Invariant::Bounded, "there is no end of effects");
+        }
         let is_here = |planned: &&Planned| (planned.side, planned.kind) == (side, kind);
         let mut planned = self.plan.iter().filter(is_here);
         let planned = planned.find(|planned| planned.nth == nth).copied();
@@ -144,9 +161,15 @@ impl Gate {
         let mut broken = self.broken.borrow_mut();
         if broken.is_none() {
             let what = what.into();
+            self.whole.take();
             self.tell(&format_args!("BROKEN {invariant:?}: {what}"));
             *broken = Some(Broken { invariant, what });
         }
+    }
+
+    /// Completes once something does not hold.
+    pub fn breaks(&self) -> impl Future<Output = ()> + 'static {
+        self.breaks.clone().map(drop)
     }
 
     /// Whether something did not hold.

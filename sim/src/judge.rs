@@ -153,7 +153,7 @@ impl Judge {
         let Some(record) = ledger.store.session().map_err(unreadable)? else {
             return Ok(());
         };
-        self.row(name, ledger, &record, others)?;
+        self.row(name, ledger, &record)?;
         let known = u64::try_from(ledger.chunks.len()).unwrap_or(u64::MAX);
         if record.last_sequence < known {
             return broken(
@@ -215,7 +215,6 @@ impl Judge {
         name: &str,
         ledger: &Ledger,
         record: &SessionRecord,
-        others: &BTreeMap<String, Ledger>,
     ) -> Held {
         for (run_id, terminal) in &ledger.terminals {
             let run = ledger.store.run(run_id).unwrap_or_default();
@@ -244,7 +243,7 @@ impl Judge {
         } else {
             self.first(name, record)?;
         }
-        self.stops(name, record, others)
+        self.stops(name, record)
     }
 
     /// A session begins: it is the only one of its call.
@@ -272,7 +271,6 @@ impl Judge {
         &self,
         name: &str,
         record: &SessionRecord,
-        others: &BTreeMap<String, Ledger>,
     ) -> Held {
         let stops = record.stop.is_some() || record.status == SessionStatus::Interrupted;
         if !stops {
@@ -280,15 +278,8 @@ impl Judge {
         }
         let may = match &record.origin.parent {
             None => self.shared.stop_asked.get(),
-            Some(parent) => others.get(parent.session_id.as_str()).is_some_and(|parent| {
-                let child = SessionId::parse(name).ok();
-                let child = child.and_then(|id| parent.store.sub_session(&id.to_string()).ok());
-                let is_open = child
-                    .flatten()
-                    .is_some_and(|child| child.status == SubStatus::Running);
-                // The call's own time may be over.
-                !is_open || self.shared.workload.hasty || parent.is_late(name, &self.shared)
-            }),
+            // Its parent alone, whose call is over or fails.
+            Some(_) => self.shared.told_to_stop.borrow().contains(name),
         };
         if may {
             return Ok(());
@@ -501,19 +492,6 @@ impl Judge {
             }
         }
         Ok(())
-    }
-}
-
-impl Ledger {
-    /// Whether the time of a child's call is over, by either clock.
-    fn is_late(&self, child: &str, shared: &Shared) -> bool {
-        let deadline = self.store.sub_session(child).ok().flatten();
-        let Some(deadline) = deadline.map(|child| child.deadline) else {
-            return true;
-        };
-        let created = self.record.as_ref().map_or(0, |record| record.created_at);
-        created.saturating_add(shared.gate.now()).saturating_add(400_000) >= deadline
-            && shared.gate.now() > 200_000
     }
 }
 

@@ -7,10 +7,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::{LocalBoxFuture, pending};
 use futures::{StreamExt as _, stream};
-use remote_agents::http::{Body, BodyError, ByteStream, Request, Response};
+use remote_agents::http::{Body, BodyError, ByteStream, Request, Response, json as answer};
 use remote_agents::mutants::{self, Mutant};
 use remote_agents::native::LocalRuntime;
 use remote_agents::transport::{Fetch, FetchError};
+use serde_json::{Value, json};
 
 use crate::plan::{Action, Fault, Kind, Side};
 use crate::world::Shared;
@@ -77,6 +78,12 @@ fn guarded(body: Body, guard: Option<Canceller>) -> Body {
     }
 }
 
+/// The answer to an interrupt that was never delivered.
+fn told(request: &Request) -> Value {
+    let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+    json!({"sessionId": body["sessionId"], "status": "interrupted", "accepted": true})
+}
+
 /// A request that is sent again, as it is. With the rule taken away that a start begins the same
 /// child then, it is for another.
 fn again(request: Request) -> Request {
@@ -109,6 +116,12 @@ impl Crossing {
         self.shared.strike(self.side, self.of.as_ref(), fault)
     }
 
+    fn note_stop(&self, request: &Request) {
+        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+        let session = body["sessionId"].as_str().unwrap_or_default().to_owned();
+        self.shared.told_to_stop.borrow_mut().insert(session);
+    }
+
     async fn cross(self, request: Request) -> Result<Response, FetchError> {
         if self.has_ended() {
             return pending().await;
@@ -118,6 +131,9 @@ impl Crossing {
         let fault = action.and_then(|action| self.pass(Kind::Request(action), &path));
         if self.has_ended() {
             return pending().await;
+        }
+        if action == Some(Action::Interrupt) && self.side != Side::Observer {
+            self.note_stop(&request);
         }
         wait(self.shared.hop()).await;
         let answer = self.struck(request, fault).await?;
@@ -150,6 +166,13 @@ impl Crossing {
         Some(Canceller(self.inner.clone(), request.ok()))
     }
 
+    /// With the rule taken away that a stop interrupts the child: the child never hears of it.
+    fn tells_nobody(&self, request: &Request) -> bool {
+        mutants::lacks(Mutant::StopInterrupts)
+            && self.side != Side::Observer
+            && Action::of(request.uri().path()) == Some(Action::Interrupt)
+    }
+
     async fn struck(
         &self,
         request: Request,
@@ -157,6 +180,7 @@ impl Crossing {
     ) -> Result<Response, FetchError> {
         let inner = &self.inner;
         match fault {
+            _ if self.tells_nobody(&request) => Ok(answer(200, &told(&request))),
             Some(Fault::Lost) => Err(broke()),
             Some(Fault::Unheard) => {
                 drop(inner.fetch(request).await);

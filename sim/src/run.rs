@@ -82,11 +82,7 @@ async fn live(plan: &Plan) -> Result<Outcome> {
         tokio::task::spawn_local(told(world.clone(), reader))
     });
     let user = tokio::task::spawn_local(told(world.clone(), user(world.clone())));
-    let broken = async {
-        while !world.shared.gate.is_broken() {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
-    };
+    let broken = world.shared.gate.breaks();
     let lived = async {
         drop(user.await);
         if let Some(reader) = reader

@@ -1,6 +1,7 @@
 //! The world of one run: two services with their objects, and what strikes them.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ pub struct Shared {
     far: OnceCell<Rc<LocalObjects>>,
     /// Whether the user has asked for a stop.
     pub stop_asked: Cell<bool>,
+    /// The children that a dispatch has told to stop.
+    pub told_to_stop: RefCell<BTreeSet<String>>,
     /// Whether the run is over.
     pub over: Cell<bool>,
 }
@@ -70,6 +73,7 @@ impl Shared {
             near: OnceCell::new(),
             far: OnceCell::new(),
             stop_asked: Cell::new(false),
+            told_to_stop: RefCell::default(),
             over: Cell::new(false),
         })
     }
@@ -182,6 +186,10 @@ impl Shared {
                 (_, false) => Kind::Commit,
             };
             let fault = shared.gate.pass(side, kind, session);
+            if shared.gate.is_broken() {
+                // Whatever still runs comes to its end here.
+                return Err(Error::internal("the run is over"));
+            }
             match shared.at(side, session, fault) {
                 Some(Fault::Storage) => Err(Error::internal("the disk refuses")),
                 _ => Ok(()),

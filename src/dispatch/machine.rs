@@ -18,7 +18,6 @@ use super::recovery::{Draft, Fold};
 use super::{Abandon, Effect, Event};
 use crate::agent::{Shape, SubAgent};
 use crate::error::Code;
-use crate::mutants::{self, Mutant};
 use crate::protocol::chunk::RawChunk;
 use crate::protocol::frame::{EndFrame, ErrorFrame, Frame};
 use crate::protocol::ids::{AgentType, Position, Sequence, SessionId, StreamId, Timestamp, millis};
@@ -306,11 +305,7 @@ impl Dispatch {
             | Phase::Settled => Abandon::No,
             _ => {
                 self.keep_done_effects();
-                if mutants::lacks(Mutant::StopInterrupts) {
-                    self.settle(Draft::failed(failure));
-                } else {
-                    self.interrupt(Draft::failed(failure));
-                }
+                self.interrupt(Draft::failed(failure));
                 Abandon::Yes
             }
         }
