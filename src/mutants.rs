@@ -37,8 +37,8 @@ pub enum Mutant {
     Projects,
     /// A dropped write is taken back.
     TakesBack,
-    /// A chunk is published once its commit has happened.
-    PublishesAfterCommit,
+    /// A session that is read follows its log.
+    SequenceFollowsLog,
 }
 
 impl Mutant {
@@ -58,7 +58,7 @@ impl Mutant {
         Self::StopInterrupts,
         Self::Projects,
         Self::TakesBack,
-        Self::PublishesAfterCommit,
+        Self::SequenceFollowsLog,
     ];
 }
 

@@ -59,7 +59,11 @@ impl Making<'_> {
     pub fn agent(
         &self,
         agent_type: &str,
-        child: Option<(&str, SubLocation, Rc<dyn remote_agents::transport::Transport>)>,
+        child: Option<(
+            &str,
+            SubLocation,
+            Rc<dyn remote_agents::transport::Transport>,
+        )>,
     ) -> Result<Agent> {
         let model = Scripted {
             shared: self.shared.clone(),

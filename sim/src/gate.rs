@@ -81,6 +81,8 @@ pub struct Gate {
     digest: Cell<u64>,
     lines: Cell<u64>,
     broken: RefCell<Option<Broken>>,
+    /// Whether every line is printed: `SIM_TRACE` asks for it.
+    is_printed: bool,
     /// Dropped when something does not hold.
     whole: RefCell<Option<oneshot::Sender<()>>>,
     breaks: Shared<oneshot::Receiver<()>>,
@@ -92,6 +94,7 @@ impl Gate {
     pub fn new(plan: &Plan) -> Self {
         let (whole, breaks) = oneshot::channel();
         Self {
+            is_printed: std::env::var_os("SIM_TRACE").is_some(),
             whole: RefCell::new(Some(whole)),
             breaks: breaks.shared(),
             plan: plan.faults.clone(),
@@ -143,6 +146,9 @@ impl Gate {
     /// One line of the trace.
     pub fn tell(&self, line: &dyn fmt::Display) {
         let line = format!("{:>8} ms  {line}", self.now());
+        if self.is_printed {
+            println!("{line}");
+        }
         let mut digest = self.digest.get();
         for byte in line.bytes() {
             digest = (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);

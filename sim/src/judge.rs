@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use remote_agents::native::RusqliteDatabase;
 use remote_agents::protocol::chunk::{PatchOperation, RawChunk};
-use remote_agents::protocol::ids::{Position, SessionId};
+use remote_agents::protocol::ids::{MAX_SAFE_INTEGER, Position, SessionId};
 use remote_agents::protocol::message::{SessionStatus, SnapshotResponse};
 use remote_agents::reconstruct::{Document, Status};
 use remote_agents::session::patch;
@@ -140,12 +140,7 @@ impl Judge {
         self.tell(held);
     }
 
-    fn look(
-        &self,
-        name: &str,
-        ledger: &mut Ledger,
-        others: &BTreeMap<String, Ledger>,
-    ) -> Held {
+    fn look(&self, name: &str, ledger: &mut Ledger, others: &BTreeMap<String, Ledger>) -> Held {
         let unreadable = |error: remote_agents::Error| {
             let detail = error.detail.clone().unwrap_or_default();
             (Invariant::Panic, format!("{name}: {error} {detail}"))
@@ -168,11 +163,11 @@ impl Judge {
                 ledger.checkpoints.push(checkpoint);
             }
         }
-        if record.last_sequence > known {
-            let page = ledger
-                .store
-                .chunks(known, record.last_sequence, EVERYTHING)
-                .map_err(unreadable)?;
+        let page = ledger
+            .store
+            .chunks(known, MAX_SAFE_INTEGER, EVERYTHING)
+            .map_err(unreadable)?;
+        if record.last_sequence > known || !page.chunks.is_empty() {
             let mut next = known;
             for (sequence, json) in page.chunks {
                 next = next.saturating_add(1);
@@ -210,12 +205,7 @@ impl Judge {
     }
 
     /// What holds of the session row, and of the runs before.
-    fn row(
-        &self,
-        name: &str,
-        ledger: &Ledger,
-        record: &SessionRecord,
-    ) -> Held {
+    fn row(&self, name: &str, ledger: &Ledger, record: &SessionRecord) -> Held {
         for (run_id, terminal) in &ledger.terminals {
             let run = ledger.store.run(run_id).unwrap_or_default();
             let now = run.and_then(|run| run.terminal);
@@ -267,11 +257,7 @@ impl Judge {
     }
 
     /// Nobody is stopped but by whoever may.
-    fn stops(
-        &self,
-        name: &str,
-        record: &SessionRecord,
-    ) -> Held {
+    fn stops(&self, name: &str, record: &SessionRecord) -> Held {
         let stops = record.stop.is_some() || record.status == SessionStatus::Interrupted;
         if !stops {
             return Ok(());
@@ -435,6 +421,13 @@ impl Judge {
         let runs = |ledger: &&Ledger| ledger.status() == Some(SessionStatus::Running);
         let running = ledgers.iter().filter(|(_, ledger)| runs(ledger));
         running.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Whether a session has begun and does not run.
+    pub fn rests(&self, session: &str) -> bool {
+        self.of(session, |ledger| {
+            ledger.status() != Some(SessionStatus::Running)
+        }) == Some(true)
     }
 
     /// Reads a ledger.

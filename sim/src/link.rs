@@ -92,7 +92,8 @@ fn again(request: Request) -> Request {
     }
     request.map(|body| {
         let text = String::from_utf8_lossy(&body);
-        text.replacen("\"sessionId\":\"", "\"sessionId\":\"again-", 1).into()
+        text.replacen("\"sessionId\":\"", "\"sessionId\":\"again-", 1)
+            .into()
     })
 }
 
@@ -159,7 +160,9 @@ impl Crossing {
             return None;
         }
         let (uri, query) = path.split_once('?')?;
-        let session = query.split('&').find_map(|pair| pair.strip_prefix("sessionId="))?;
+        let session = query
+            .split('&')
+            .find_map(|pair| pair.strip_prefix("sessionId="))?;
         let request = http::Request::post(uri.replace("/sse", "/interrupt"))
             .header("content-type", "application/json")
             .body(Bytes::from(format!("{{\"sessionId\": \"{session}\"}}")));
@@ -173,11 +176,7 @@ impl Crossing {
             && Action::of(request.uri().path()) == Some(Action::Interrupt)
     }
 
-    async fn struck(
-        &self,
-        request: Request,
-        fault: Option<Fault>,
-    ) -> Result<Response, FetchError> {
+    async fn struck(&self, request: Request, fault: Option<Fault>) -> Result<Response, FetchError> {
         let inner = &self.inner;
         match fault {
             _ if self.tells_nobody(&request) => Ok(answer(200, &told(&request))),

@@ -301,7 +301,11 @@ fn storm(random: &Random) -> Vec<Planned> {
         side,
         kind: Kind::Part,
         nth,
-        fault: if random.chance(50) { Fault::Cut } else { Fault::Short },
+        fault: if random.chance(50) {
+            Fault::Cut
+        } else {
+            Fault::Short
+        },
     });
     planned.collect()
 }

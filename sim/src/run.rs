@@ -104,7 +104,10 @@ async fn live(plan: &Plan) -> Result<Outcome> {
 /// Tells what a part of the world came to, if it failed.
 async fn told(world: Rc<World>, part: impl Future<Output = Result<()>>) {
     if let Err(error) = part.await {
-        world.shared.gate.broken(Invariant::Panic, error.to_string());
+        world
+            .shared
+            .gate
+            .broken(Invariant::Panic, error.to_string());
     }
 }
 

@@ -37,9 +37,6 @@ pub fn script(plan: &Plan, outcome: &Outcome) -> String {
     for line in &outcome.last {
         text.push_str(&format!("  {line}\n"));
     }
-    text.push_str(&format!(
-        "  again: cargo xtask sim --seed {}\n",
-        plan.seed
-    ));
+    text.push_str(&format!("  again: cargo xtask sim --seed {}\n", plan.seed));
     text
 }

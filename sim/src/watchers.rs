@@ -47,7 +47,7 @@ pub async fn read(world: Rc<World>) -> Result<()> {
         if world.shared.over.get() && has_all {
             return Ok(());
         }
-        let is_at_rest = has_all && world.judge.running().is_empty();
+        let is_at_rest = has_all && world.judge.rests(ROOT);
         wait(if is_at_rest { 25_000 } else { 20 }).await;
     }
 }
@@ -102,7 +102,7 @@ pub async fn follow(world: Rc<World>) -> Result<()> {
         }
         // Another run is followed anew.
         wait(200).await;
-        while world.judge.running().is_empty() && !world.shared.over.get() {
+        while world.judge.rests(ROOT) && !world.shared.over.get() {
             wait(1_000).await;
         }
     }

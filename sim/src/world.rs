@@ -229,7 +229,11 @@ impl World {
     pub fn new(plan: &Plan) -> Result<Rc<Self>> {
         let shared = Shared::new(plan);
         let judge = Judge::new(shared.clone());
-        let raw = Rc::new(Mount::new("/agents").allow_unauthenticated().with_messages());
+        let raw = Rc::new(
+            Mount::new("/agents")
+                .allow_unauthenticated()
+                .with_messages(),
+        );
         let public = Mount::new("/public")
             .allow_unauthenticated()
             .with_messages()

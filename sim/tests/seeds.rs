@@ -39,7 +39,7 @@ fn missed_by(rule: Mutant) -> Invariant {
         Mutant::StopInterrupts => Invariant::Interrupt,
         Mutant::Projects => Invariant::Canary,
         Mutant::TakesBack => Invariant::Law,
-        Mutant::PublishesAfterCommit => Invariant::Sequence,
+        Mutant::SequenceFollowsLog => Invariant::Sequence,
     }
 }
 
@@ -128,5 +128,8 @@ fn a_budget_of_seeds_is_clean() {
     let table = tables.unwrap();
     println!("{table}");
     let (effects, faults) = table.medians();
-    assert!(effects >= 20 && faults >= 2, "{effects} effects, {faults} faults");
+    assert!(
+        effects >= 20 && faults >= 2,
+        "{effects} effects, {faults} faults"
+    );
 }

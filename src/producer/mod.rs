@@ -328,9 +328,6 @@ impl Producer {
 
     fn commit(&self, transition: Transition) -> Result<()> {
         let transition = self.within_policies(transition);
-        if mutants::lacks(Mutant::PublishesAfterCommit) {
-            self.take_over(transition.clone());
-        }
         match self.store.commit(&transition.commit) {
             Ok(()) => {
                 self.take_over(transition);
@@ -338,9 +335,7 @@ impl Producer {
             }
             Err(error) => {
                 // The cache may be behind the store now; the next read loads it anew.
-                if !mutants::lacks(Mutant::PublishesAfterCommit) {
-                    *self.session.borrow_mut() = None;
-                }
+                *self.session.borrow_mut() = None;
                 if let CommitError::Fenced { .. } = error {
                     self.signal_stop();
                 }

@@ -14,6 +14,7 @@ use super::{
     ToolCall, ToolCallRecord, ToolOutcome, UsageRecord, log,
 };
 use crate::error::Result;
+use crate::mutants::{self, Mutant};
 use crate::protocol::ids::{AgentType, RunId, Sequence, SessionId, StreamId};
 use crate::protocol::message::SessionStatus;
 
@@ -59,7 +60,9 @@ pub(super) fn session(database: &dyn Database) -> Result<Option<SessionRecord>> 
         updated_at: row.whole("updated_at")?,
     };
     // A commit that only appends leaves the row as it is: the log knows.
-    if let Some((sequence, at)) = log::last(database)? {
+    if !mutants::lacks(Mutant::SequenceFollowsLog)
+        && let Some((sequence, at)) = log::last(database)?
+    {
         record.last_sequence = record.last_sequence.max(sequence);
         record.updated_at = record.updated_at.max(at);
     }
