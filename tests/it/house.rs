@@ -337,6 +337,7 @@ fn every_dependency_is_used_and_explained() {
         "producer-worker",
         "consumer-worker",
         "miniflare/bench/worker",
+        "sim",
         "xtask",
         "fuzz",
     ];

@@ -1,4 +1,4 @@
-//! `cargo xtask dev | test | build | bench | fuzz | doctor`: everything between a fresh clone and two running Workers.
+//! `cargo xtask dev | test | build | bench | fuzz | sim | doctor`: everything between a fresh clone and two running Workers.
 //!
 //! Each command first provides what it needs and prints one line per step with its duration. Nothing outside the
 //! source tree changes but a cache folder (`$XDG_CACHE_HOME/remote-agents`) and, where rustup can add it, the
@@ -20,6 +20,7 @@ mod paths;
 mod progress;
 mod provision;
 mod run;
+mod sim;
 mod test;
 mod toolchain;
 mod tools;
@@ -57,6 +58,8 @@ enum Command {
     Bench(bench::Options),
     /// Run the fuzz targets under libFuzzer, each for some minutes.
     Fuzz(fuzz::Options),
+    /// Run seeds of the deterministic simulator, or one again, and print what struck where and the rate.
+    Sim(sim::Options),
     /// Say what was found, what is missing and how to mend it.
     Doctor,
 }
@@ -84,6 +87,7 @@ fn carry_out(arguments: &Arguments) -> Result<ExitCode> {
         }
         Command::Bench(options) => bench::run(&provision, options),
         Command::Fuzz(options) => fuzz::run(&paths, options),
+        Command::Sim(options) => sim::run(&paths, options),
         Command::Doctor => Ok(doctor::run(&paths)),
     }
 }
