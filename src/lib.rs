@@ -37,10 +37,7 @@ pub mod error;
 pub mod follower;
 pub mod http;
 pub mod mount;
-#[cfg(feature = "mutants")]
 pub mod mutants;
-#[cfg(not(feature = "mutants"))]
-mod mutants;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod native;
 pub mod platform;

@@ -92,8 +92,10 @@ fn again(request: Request) -> Request {
     }
     request.map(|body| {
         let text = String::from_utf8_lossy(&body);
-        text.replacen("\"sessionId\":\"", "\"sessionId\":\"again-", 1)
-            .into()
+        let is_of_a_dispatch = text.contains("\"parent\"");
+        let prefix = if is_of_a_dispatch { "again-" } else { "" };
+        let other = format!("\"sessionId\":\"{prefix}");
+        text.replacen("\"sessionId\":\"", &other, 1).into()
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use remote_agents::mount::{Mount, Objects, Projection};
@@ -49,8 +49,9 @@ pub struct Shared {
     entropy: Random,
     prices: Cell<u64>,
     clocks: [Cell<i64>; 2],
-    near: OnceCell<Rc<LocalObjects>>,
-    far: OnceCell<Rc<LocalObjects>>,
+    // The world holds them: whatever they make holds this.
+    near: OnceCell<Weak<LocalObjects>>,
+    far: OnceCell<Weak<LocalObjects>>,
     /// Whether the user has asked for a stop.
     pub stop_asked: Cell<bool>,
     /// The children that a dispatch has told to stop.
@@ -96,12 +97,13 @@ impl Shared {
     }
 
     /// The objects of a service.
-    pub fn objects(&self, side: Side) -> Option<&Rc<LocalObjects>> {
-        match side {
+    pub fn objects(&self, side: Side) -> Option<Rc<LocalObjects>> {
+        let objects = match side {
             Side::Observer => None,
             Side::Consumer => self.near.get(),
             Side::Producer => self.far.get(),
-        }
+        };
+        objects.and_then(Weak::upgrade)
     }
 
     /// Carries out what strikes a service or one of its objects; what is left is for whoever asks.
@@ -132,7 +134,7 @@ impl Shared {
         let mut sessions = objects.sessions();
         sessions.sort();
         for session in sessions {
-            self.end(objects, &session);
+            self.end(&objects, &session);
         }
     }
 
@@ -201,7 +203,7 @@ impl Shared {
     fn at(&self, side: Side, session: &SessionId, fault: Option<Fault>) -> Option<Fault> {
         match (fault, self.objects(side)) {
             (Some(Fault::Evict), Some(objects)) => {
-                self.end(objects, session);
+                self.end(&objects, session);
                 None
             }
             (fault, _) => self.strike(side, None, fault),
@@ -219,6 +221,7 @@ pub struct World {
     pub raw: Rc<Mount>,
     /// The projected mount of the consumer.
     pub public: Rc<Mount>,
+    _objects: [Rc<LocalObjects>; 2],
 }
 
 impl World {
@@ -262,9 +265,10 @@ impl World {
         };
         shared.watch(Side::Consumer, &near, &judge);
         shared.watch(Side::Producer, &far, &judge);
-        drop(shared.near.set(near));
-        drop(shared.far.set(far));
+        drop(shared.near.set(Rc::downgrade(&near)));
+        drop(shared.far.set(Rc::downgrade(&far)));
         Ok(Rc::new(Self {
+            _objects: [near, far],
             shared,
             judge,
             raw,
@@ -289,7 +293,7 @@ impl World {
     pub fn honest(&self, agent_type: &str, mount: &Rc<Mount>) -> Result<Rc<dyn Fetch>> {
         let objects = self.shared.objects(Self::side_of(agent_type));
         let objects = objects.ok_or_else(|| Error::internal("no objects"))?;
-        Ok(Rc::new(MountFetch::new(mount.clone(), objects.clone())))
+        Ok(Rc::new(MountFetch::new(mount.clone(), objects)))
     }
 
     /// The user's way to sessions of a type, over a line on which things go wrong.
