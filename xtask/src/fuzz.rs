@@ -39,7 +39,7 @@ pub(crate) struct Options {
     /// One target; all of them, one after the other, without it.
     target: Option<String>,
     /// How long each target runs.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
 }
 
