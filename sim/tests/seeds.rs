@@ -84,12 +84,12 @@ fn every_rule_that_is_taken_away_is_missed() {
 
 #[test]
 fn a_failing_seed_is_shrunk_to_a_script() {
-    mutants::take(Some(Mutant::Watchdog));
+    mutants::take(Some(Mutant::FinishedStays));
     let failing = (0..MISSED_WITHIN)
         .map(Plan::of)
         .find(|plan| run(plan).broken.is_some())
         .unwrap();
-    let (smallest, outcome) = shrink(failing.clone(), Invariant::Bounded);
+    let (smallest, outcome) = shrink(failing.clone(), Invariant::SettledOnce);
     mutants::take(None);
     let told = script(&smallest, &outcome);
     assert!(smallest.faults.len() < failing.faults.len(), "{told}");
