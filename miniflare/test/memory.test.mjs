@@ -38,7 +38,7 @@ test(`${READERS} readers attach and leave, and the module's memory is flat`, asy
   const mount = world.mount();
   const id = newSession("attach");
   // It speaks on, so that each reader finds something new, until it is stopped.
-  await mount.start({ sessionId: id, message: JSON.stringify({ say: { chunks: 1_000_000, per: 1, bytes: 20, every: 200 } }) });
+  await mount.start({ sessionId: id, message: JSON.stringify({ say: { chunks: 1_000_000, per: 1, bytes: 20, every: 2000 } }) });
   const path = `/agents/stress/sse?sessionId=${id}&fromSequence=0`;
   const reader = () =>
     new Promise((resolve, reject) => {
