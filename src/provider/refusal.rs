@@ -11,7 +11,7 @@ use crate::agent::model::{ModelError, ModelErrorKind};
 use crate::protocol::ids::Timestamp;
 
 /// What providers and gateways say of a conversation that is too long.
-const OVERFLOW: [&str; 12] = [
+const OVERFLOW: [&str; 15] = [
     "context_length_exceeded",
     "context length",
     "context window",
@@ -24,15 +24,19 @@ const OVERFLOW: [&str; 12] = [
     "maximum number of tokens",
     "reduce the length",
     "exceeds the maximum token",
+    "exceed context limit",
+    "maximum model length",
+    "maximum prompt length",
 ];
 
-/// What tells that an account has no credit left, which no waiting mends.
-const NO_CREDIT: [&str; 4] = [
-    "insufficient_quota",
-    "billing",
-    "insufficient balance",
-    "credit balance",
-];
+/// The names of an account that has no credit left, which no waiting mends.
+const NO_CREDIT: [&str; 2] = ["insufficient_quota", "billing"];
+
+/// What is said of such an account where it has no name. A limit on the rate may speak of billing.
+const NO_CREDIT_TEXT: [&str; 2] = ["insufficient balance", "credit balance"];
+
+/// The names of a limit on the rate.
+const RATE_LIMIT: [&str; 2] = ["rate_limit", "too_many_requests"];
 
 /// What a refusal says of itself.
 #[derive(Debug, Default)]
@@ -48,6 +52,8 @@ pub(super) struct Refusal {
 impl Refusal {
     /// Reads `{"error": {type, code, message}}` in the spellings that there are.
     pub(super) fn of_body(body: &Value) -> Self {
+        // One gateway answers with a list of one.
+        let body = body.get(0).unwrap_or(body);
         let error = match body.get("error") {
             Some(error) => error,
             None => body
@@ -101,16 +107,16 @@ impl Refusal {
     fn judge(&self, status: Option<u16>) -> (ModelErrorKind, &'static str) {
         use ModelErrorKind::{ContextOverflow, RateLimited, Rejected, Unavailable};
         let names = |words: &[&str]| words.iter().any(|word| self.name.contains(word));
-        let says =
-            |words: &[&str]| names(words) || words.iter().any(|word| self.text.contains(word));
+        let says = |words: &[&str]| words.iter().any(|word| self.text.contains(word));
         let is_request = matches!(status, None | Some(400 | 413 | 422 | 500));
-        if status == Some(413) || (is_request && says(&OVERFLOW)) {
+        if status == Some(413) || (is_request && (names(&OVERFLOW) || says(&OVERFLOW))) {
             return (
                 ContextOverflow,
                 "The conversation is too long for the model's context",
             );
         }
-        if status == Some(402) || names(&NO_CREDIT) || (status < Some(500) && says(&NO_CREDIT)) {
+        let is_said = status < Some(500) && !names(&RATE_LIMIT) && says(&NO_CREDIT_TEXT);
+        if status == Some(402) || names(&NO_CREDIT) || is_said {
             return (Rejected, "The model provider's account has no credit");
         }
         match status {
@@ -125,9 +131,7 @@ impl Refusal {
             Some(429) => (RateLimited, "The model provider asked to slow down"),
             Some(300..=399) => (Rejected, "The model provider's address has moved"),
             Some(_) => (Rejected, "The model provider refused the request"),
-            None if names(&["rate_limit", "too_many_requests"]) => {
-                (RateLimited, "The model provider asked to slow down")
-            }
+            None if names(&RATE_LIMIT) => (RateLimited, "The model provider asked to slow down"),
             None if names(&["authentication", "permission", "invalid_api_key"]) => {
                 (Rejected, "The model provider refused the key")
             }
@@ -153,20 +157,25 @@ impl Refusal {
 /// as a whole one. `now` is in milliseconds since the Unix epoch.
 pub(super) fn retry_after(headers: &HeaderMap, now: Timestamp) -> Option<u32> {
     let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
-    if let Some(milliseconds) = text("retry-after-ms").and_then(|text| text.parse::<u64>().ok()) {
+    if let Some(milliseconds) = text("retry-after-ms").and_then(begun) {
         return Some(seconds(milliseconds));
     }
     let text = text(RETRY_AFTER.as_str())?;
     if let Some(at) = date(text) {
         return Some(seconds(at.saturating_mul(1000).saturating_sub(now)));
     }
+    u32::try_from(begun(text)?).ok()
+}
+
+/// A decimal number, what is begun counted as a whole one.
+fn begun(text: &str) -> Option<u64> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let is_begun = fraction.bytes().any(|digit| digit != b'0');
     if !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
         return None;
     }
-    let whole: u32 = whole.parse().ok()?;
-    Some(whole.saturating_add(u32::from(is_begun)))
+    let whole: u64 = whole.parse().ok()?;
+    Some(whole.saturating_add(u64::from(is_begun)))
 }
 
 fn seconds(milliseconds: u64) -> u32 {
@@ -249,6 +258,36 @@ mod tests {
                 Some(400),
                 json!({"type": "error", "error": {"type": "invalid_request_error", "message": "Your credit balance is too low"}}),
                 Rejected,
+            ),
+            (
+                Some(429),
+                json!({"error": {"message": "Rate limit reached. Try again in 20s, or add a payment method at /account/billing.", "type": "requests", "code": "rate_limit_exceeded"}}),
+                RateLimited,
+            ),
+            (
+                Some(429),
+                json!({"error": {"message": "Too many requests: see billing."}}),
+                RateLimited,
+            ),
+            (
+                None,
+                json!({"error": {"message": "Your credit balance is of no account here.", "code": "rate_limit_exceeded"}}),
+                RateLimited,
+            ),
+            (
+                Some(400),
+                json!({"type": "error", "error": {"type": "invalid_request_error", "message": "input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000"}}),
+                ContextOverflow,
+            ),
+            (
+                Some(400),
+                json!({"object": "error", "message": "The decoder prompt (length 5000) is longer than the maximum model length of 4096", "code": 400}),
+                ContextOverflow,
+            ),
+            (
+                Some(400),
+                json!([{"error": {"code": 400, "message": "The input token count exceeds the maximum number of tokens allowed", "status": "INVALID_ARGUMENT"}}]),
+                ContextOverflow,
             ),
             (Some(401), Value::Null, Rejected),
             (
@@ -352,6 +391,8 @@ mod tests {
             ("retry-after", "-1", None),
             ("retry-after", "1.x", None),
             ("retry-after-ms", "1200", Some(2)),
+            ("retry-after-ms", "2000.5", Some(3)),
+            ("retry-after-ms", "soon", None),
         ];
         for (name, value, expected) in table {
             let mut headers = HeaderMap::new();
