@@ -179,19 +179,30 @@ impl Exchange {
             self.reader.finish(&mut self.said);
             return Ok(Stage::Over);
         }
+        match self.events() {
+            Ok(false) => return Ok(Stage::Reading(body)),
+            // An answer that has its reason is whole, whatever stands behind it.
+            Err(error) if !self.reader.is_answered() => return Err(error),
+            Ok(true) | Err(_) => {}
+        }
+        self.reader.finish(&mut self.said);
+        Ok(Stage::Over)
+    }
+
+    /// Takes the events that are there; whether the answer is over.
+    fn events(&mut self) -> Result<bool, ModelError> {
         if self.bytes > ANSWER_LIMIT {
             return Err(malformed("is longer than any answer may be"));
         }
         loop {
             match self.decoder.poll() {
                 Err(_) => return Err(malformed("holds an event that cannot be read")),
-                Ok(None) => return Ok(Stage::Reading(body)),
+                Ok(None) => return Ok(false),
                 Ok(Some(Item::Comment)) => {}
                 Ok(Some(Item::Event(event))) => {
                     self.reader.take(&event, &mut self.said)?;
                     if self.reader.is_over() {
-                        self.reader.finish(&mut self.said);
-                        return Ok(Stage::Over);
+                        return Ok(true);
                     }
                 }
             }

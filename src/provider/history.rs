@@ -32,14 +32,18 @@ pub(super) fn tool_name(name: &str) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
-/// A call's id as every provider takes it. Ids that differ stay different.
+/// What a user says behind an answer that is last, which not every model goes on with.
+pub(super) const GO_ON: &str = "Go on.";
+
+/// A call's id in letters, digits, `_` and `-`, which one of the dialects asks for. Ids that differ
+/// stay different: what begins as a rewritten one is rewritten, too.
 pub(super) fn call_id(id: &str) -> Cow<'_, str> {
-    if !id.is_empty() && id.chars().all(is_plain) {
+    if !id.is_empty() && !id.starts_with('x') && id.chars().all(is_plain) {
         return Cow::Borrowed(id);
     }
     let mut plain = String::from("x");
     for letter in id.chars() {
-        if is_plain(letter) {
+        if is_plain(letter) && letter != '-' {
             plain.push(letter);
         } else {
             plain.push_str(&format!("-{:x}-", u32::from(letter)));
@@ -50,6 +54,16 @@ pub(super) fn call_id(id: &str) -> Cow<'_, str> {
 
 fn is_plain(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-')
+}
+
+/// The schema of a tool's arguments, of which every provider wants to read that they are an object.
+pub(super) fn parameters(schema: &Value) -> Cow<'_, Value> {
+    if schema.get("type").is_some() {
+        return Cow::Borrowed(schema);
+    }
+    let mut schema = schema.as_object().cloned().unwrap_or_default();
+    schema.insert("type".into(), "object".into());
+    Cow::Owned(Value::Object(schema))
 }
 
 /// A call's arguments as the object that they have to be; what the model wrote instead is kept in it.
@@ -84,9 +98,11 @@ fn text(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::json;
 
-    use super::{arguments, call_id, result, tool_name};
+    use super::{arguments, call_id, is_plain, parameters, result, tool_name};
     use crate::store::ToolOutcome;
 
     #[test]
@@ -100,13 +116,23 @@ mod tests {
         assert_eq!(tool_name(&"n".repeat(100)), "n".repeat(64));
         assert_eq!(call_id("toolu_01-a"), "toolu_01-a");
         assert_eq!(call_id("functions.search:0"), "xfunctions-2e-search-3a-0");
-        assert_ne!(call_id("a.b"), call_id("a:b"));
+        let alike = [
+            "a.b", "a:b", "xa-2e-b", "a-2e-b", "a-2e-b.", "a.b.", "x", "", "-",
+        ];
+        let sent: BTreeSet<_> = alike.iter().map(|id| call_id(id)).collect();
+        assert_eq!(sent.len(), alike.len(), "{sent:?}");
+        assert!(sent.iter().all(|id| id.chars().all(is_plain)));
         assert_eq!(call_id(""), "x");
     }
 
     #[test]
     fn arguments_are_an_object_and_a_failed_result_says_so() {
         assert_eq!(*arguments(&json!({"a": 1})), json!({"a": 1}));
+        assert_eq!(*parameters(&json!(true)), json!({"type": "object"}));
+        assert_eq!(
+            *parameters(&json!({"title": "AnyValue"})),
+            json!({"title": "AnyValue", "type": "object"})
+        );
         assert_eq!(
             *arguments(&json!("{\"a\": ")),
             json!({"malformed": "{\"a\": "})

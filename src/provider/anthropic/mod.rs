@@ -33,7 +33,8 @@ const VERSION: &str = "2023-06-01";
 /// Tokens of one answer, unless a program says otherwise; the provider wants a number.
 const MAX_TOKENS: u32 = 8192;
 
-/// The field of what is kept of an answer.
+/// The field of what is kept of an answer: its thinking, and where not all of it came first, its
+/// blocks in order, calls as `{type: "tool_use"}` alone.
 const THINKING: &str = "thinking";
 
 /// How much a model thinks before it answers.
@@ -144,7 +145,7 @@ impl AnthropicModel {
                 json!({
                     "name": tool.name,
                     "description": tool.description,
-                    "input_schema": tool.parameters,
+                    "input_schema": history::parameters(&tool.parameters),
                 })
             });
             body.insert("tools".into(), tools.collect());
@@ -218,7 +219,7 @@ fn messages(records: &[MessageRecord]) -> Value {
                 text, tool_calls, ..
             } => {
                 let spoken = (!text.trim().is_empty()).then(|| text_block(text.trim_end()));
-                let calls = tool_calls.iter().map(|call| {
+                let mut calls = tool_calls.iter().map(|call| {
                     json!({
                         "type": "tool_use",
                         "id": history::call_id(&call.id),
@@ -226,8 +227,7 @@ fn messages(records: &[MessageRecord]) -> Value {
                         "input": history::arguments(&call.arguments),
                     })
                 });
-                let thought = thinking(record).iter().cloned();
-                say("assistant", thought.chain(spoken).chain(calls).collect());
+                say("assistant", in_order(thinking(record), spoken, &mut calls));
             }
             MessageRecord::Tool {
                 tool_call_id,
@@ -246,7 +246,7 @@ fn messages(records: &[MessageRecord]) -> Value {
     }
     // An answer that is last would be one to be gone on with, which not every model takes.
     if turns.last().is_none_or(|(role, _)| *role == "assistant") {
-        turns.push(("user", vec![text_block("Go on.")]));
+        turns.push(("user", vec![text_block(history::GO_ON)]));
     }
     if let Some(block) = turns.last_mut().and_then(|(_, blocks)| blocks.last_mut()) {
         *block = cached(block.take());
@@ -255,6 +255,36 @@ fn messages(records: &[MessageRecord]) -> Value {
         .into_iter()
         .map(|(role, content)| json!({ "role": role, "content": content }))
         .collect()
+}
+
+/// The blocks of an answer in the order in which they came, by what was kept of it; where nothing
+/// was, the text stands before the calls.
+fn in_order(
+    kept: &[Value],
+    mut spoken: Option<Value>,
+    calls: &mut dyn Iterator<Item = Value>,
+) -> Vec<Value> {
+    let kind = |block: &Value| block.get("type").and_then(Value::as_str).map(str::to_owned);
+    let mut blocks = Vec::new();
+    for block in kept {
+        match kind(block).as_deref() {
+            Some("text") => {
+                spoken = None;
+                let text = block.get("text").and_then(Value::as_str);
+                let text = text.filter(|text| !text.trim().is_empty());
+                blocks.extend(text.map(|text| text_block(text.trim_end())));
+            }
+            // The call itself is in the record.
+            Some("tool_use") => {
+                blocks.extend(spoken.take());
+                blocks.extend(calls.next());
+            }
+            _ => blocks.push(block.clone()),
+        }
+    }
+    blocks.extend(spoken);
+    blocks.extend(calls);
+    blocks
 }
 
 fn text_block(text: &str) -> Value {

@@ -21,8 +21,9 @@ pub(super) struct MessageReader {
     /// The block that is being written.
     block: Block,
     calls: usize,
-    /// Blocks of thinking as they are to be sent back.
+    /// The blocks in order, thinking as it is to be sent back; calls have a place here alone.
     kept: Vec<Value>,
+    has_thought: bool,
     usage: Usage,
     stop: Option<StopReason>,
     is_over: bool,
@@ -32,6 +33,7 @@ pub(super) struct MessageReader {
 enum Block {
     #[default]
     None,
+    Text(String),
     Thinking {
         thinking: String,
         signature: String,
@@ -102,8 +104,13 @@ impl Reader for MessageReader {
 
     fn finish(&mut self, said: &mut VecDeque<ModelEvent>) {
         self.end_block(said);
-        if self.calls > 0 && !self.kept.is_empty() {
-            let kept = std::mem::take(&mut self.kept);
+        if self.calls > 0 && self.has_thought {
+            let mut kept = std::mem::take(&mut self.kept);
+            // Where all thinking comes first, the record has the order of the rest.
+            let first = kept.iter().take_while(|block| is_thought(block)).count();
+            if !kept.iter().skip(first).any(is_thought) {
+                kept.truncate(first);
+            }
             said.push_back(ModelEvent::Kept(json!({ THINKING: kept })));
         }
         let stop = match self.stop {
@@ -121,7 +128,10 @@ impl MessageReader {
             return;
         };
         match text(block, "type") {
-            "text" => say(text(block, "text"), said),
+            "text" => {
+                self.block = Block::Text(text(block, "text").to_owned());
+                say(text(block, "text"), said);
+            }
             "thinking" => {
                 self.block = Block::Thinking {
                     thinking: text(block, "thinking").to_owned(),
@@ -130,10 +140,14 @@ impl MessageReader {
                 think(text(block, "thinking"), said);
             }
             // Thinking that nobody can read but the provider.
-            "redacted_thinking" => self.kept.push(block.clone()),
+            "redacted_thinking" => {
+                self.has_thought = true;
+                self.kept.push(block.clone());
+            }
             "tool_use" => {
                 let index = self.calls;
                 self.calls = self.calls.saturating_add(1);
+                self.kept.push(json!({ "type": "tool_use" }));
                 let input = block
                     .get("input")
                     .and_then(Value::as_object)
@@ -158,7 +172,12 @@ impl MessageReader {
             return;
         };
         match (text(delta, "type"), &mut self.block) {
-            ("text_delta", _) => say(text(delta, "text"), said),
+            ("text_delta", block) => {
+                if let Block::Text(held) = block {
+                    held.push_str(text(delta, "text"));
+                }
+                say(text(delta, "text"), said);
+            }
             ("thinking_delta", Block::Thinking { thinking, .. }) => {
                 thinking.push_str(text(delta, "thinking"));
                 think(text(delta, "thinking"), said);
@@ -183,6 +202,10 @@ impl MessageReader {
     fn end_block(&mut self, said: &mut VecDeque<ModelEvent>) {
         match std::mem::take(&mut self.block) {
             Block::None => {}
+            Block::Text(held) => {
+                let held = halves::whole(held);
+                self.kept.push(json!({ "type": "text", "text": held }));
+            }
             Block::Thinking {
                 thinking,
                 signature,
@@ -190,6 +213,7 @@ impl MessageReader {
                 let thinking = halves::whole(thinking);
                 // Without a signature nobody takes it back.
                 if !signature.is_empty() {
+                    self.has_thought = true;
                     self.kept.push(
                         json!({ "type": "thinking", "thinking": thinking, "signature": signature }),
                     );
@@ -237,6 +261,10 @@ impl MessageReader {
             total: prompt.saturating_add(held.output),
         }));
     }
+}
+
+fn is_thought(block: &Value) -> bool {
+    !matches!(text(block, "type"), "text" | "tool_use")
 }
 
 fn say(content: &str, said: &mut VecDeque<ModelEvent>) {

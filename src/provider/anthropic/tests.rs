@@ -11,7 +11,7 @@ use crate::agent::model::ModelEvent::{
 use crate::agent::model::{LanguageModel as _, ModelError, ModelErrorKind, ModelEvent, StopReason};
 use crate::protocol::usage::Tokens;
 use crate::provider::testing::{self, Piece, Provider, Wire, answer, cuts, in_time, question};
-use crate::store::MessageRecord;
+use crate::store::{MessageRecord, ToolCall};
 use crate::transport::testing::TestRuntime;
 
 fn model(fetch: Rc<dyn crate::transport::Fetch>, runtime: Rc<TestRuntime>) -> AnthropicModel {
@@ -377,6 +377,43 @@ fn thinking_before_calls_is_sent_back_unchanged_and_without_it_nothing_is_though
             {"type": "thinking", "thinking": "Hm", "signature": "s"},
         ]})]
     );
+    // What was thought between words and calls stands there when it is sent back.
+    let words = block(3, json!({"type": "text", "text": "First. "}));
+    let more = json!({"type": "content_block_delta", "index": 3, "delta": {"type": "text_delta", "text": "Then."}});
+    let events = [
+        redacted.clone(),
+        end(0),
+        words,
+        more,
+        end(3),
+        thought.clone(),
+        end(1),
+        call.clone(),
+        end(2),
+    ];
+    let mixed = kept(&events);
+    let blocks = |kept: Option<Value>| {
+        let sent = messages(&[MessageRecord::Assistant {
+            text: "First. Then.".into(),
+            tool_calls: vec![ToolCall {
+                id: "a".into(),
+                name: "f".into(),
+                arguments: json!({}),
+            }],
+            cut: false,
+            kept,
+        }]);
+        let blocks = sent[0]["content"].as_array().unwrap().iter();
+        blocks
+            .map(|block| block["type"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        blocks(mixed.first().cloned()),
+        ["redacted_thinking", "text", "thinking", "tool_use"]
+    );
+    assert_eq!(mixed[0]["thinking"][1]["text"], "First. Then.");
+    assert_eq!(blocks(None), ["text", "tool_use"]);
     assert_eq!(kept(&[redacted, end(0), thought, end(1)]), [Value::Null; 0]);
     let unsigned = block(0, json!({"type": "thinking", "thinking": "Hm"}));
     assert_eq!(kept(&[unsigned, end(0), call, end(2)]), [Value::Null; 0]);

@@ -148,7 +148,7 @@ impl OpenAiModel {
                     "function": {
                         "name": tool.name,
                         "description": tool.description,
-                        "parameters": tool.parameters,
+                        "parameters": history::parameters(&tool.parameters),
                     },
                 })
             });
@@ -171,6 +171,7 @@ impl OpenAiModel {
         Value::Object(body)
     }
 
+    /// The conversation. A provider gets its own ids back as they were: some models read them.
     fn messages(&self, asked: &ModelRequest) -> Vec<Value> {
         let mut messages = vec![json!({ "role": "system", "content": &*asked.instructions })];
         let reasons = asked.messages.iter().any(|one| reasoning(one).is_some());
@@ -186,7 +187,7 @@ impl OpenAiModel {
                         .iter()
                         .map(|call| {
                             json!({
-                                "id": history::call_id(&call.id),
+                                "id": call.id,
                                 "type": "function",
                                 "function": {
                                     "name": history::tool_name(&call.name),
@@ -217,10 +218,14 @@ impl OpenAiModel {
                     ..
                 } => json!({
                     "role": "tool",
-                    "tool_call_id": history::call_id(tool_call_id),
+                    "tool_call_id": tool_call_id,
                     "content": history::result(outcome),
                 }),
             });
+        }
+        let is_assistant = |message: &Value| message.get("role") == Some(&json!("assistant"));
+        if messages.last().is_some_and(is_assistant) {
+            messages.push(json!({ "role": "user", "content": history::GO_ON }));
         }
         messages
     }

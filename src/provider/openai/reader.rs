@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::super::exchange::{Reader, malformed};
@@ -40,8 +41,8 @@ struct OpenCall {
     name: String,
     /// Whether its start was told; until its name is known it is not.
     is_told: bool,
-    /// Arguments that came before the name.
-    early: String,
+    /// The arguments so far.
+    arguments: String,
 }
 
 impl Reader for ChatReader {
@@ -174,7 +175,17 @@ impl ChatReader {
         let name = text(function, "name").unwrap_or_default();
         let id = text(piece, "id").unwrap_or_default();
         let index = piece.get("index").and_then(Value::as_u64);
-        let place = self.place(index, id, name).unwrap_or(self.calls.len());
+        let arguments = match function.get("arguments") {
+            Some(Value::String(delta)) => delta.clone(),
+            None | Some(Value::Null) => String::new(),
+            // Whole, and not as text.
+            Some(arguments) => arguments.to_string(),
+        };
+        let is_begun = !name.is_empty() && !arguments.is_empty();
+        let place = self
+            .place(index, id, name)
+            .filter(|place| !is_begun || self.calls.get(*place).is_none_or(OpenCall::is_open))
+            .unwrap_or(self.calls.len());
         if place == self.calls.len() {
             self.calls.push(OpenCall {
                 index,
@@ -192,27 +203,18 @@ impl ChatReader {
             }
             call.tell(place, said);
         }
-        let delta = match function.get("arguments") {
-            Some(Value::String(delta)) => delta.clone(),
-            None | Some(Value::Null) => String::new(),
-            // Whole, and not as text.
-            Some(arguments) => arguments.to_string(),
-        };
-        if delta.is_empty() {
-            return;
-        }
-        if call.is_told {
+        call.arguments.push_str(&arguments);
+        if call.is_told && !arguments.is_empty() {
             said.push_back(ModelEvent::ToolCallDelta {
                 index: place,
-                delta,
+                delta: arguments,
             });
-        } else {
-            call.early.push_str(&delta);
         }
     }
 
     /// The call that a piece belongs to, if it is one that was begun. A server that numbers every
-    /// call 0 begins the next one with another id; one without numbers begins it with a name.
+    /// call 0 begins the next one with a name and another id; one without numbers begins it with a
+    /// name. Another id alone begins none: there are servers that give each piece one of its own.
     fn place(&self, index: Option<u64>, id: &str, name: &str) -> Option<usize> {
         let place = match index {
             Some(_) => self.calls.iter().rposition(|call| call.index == index)?,
@@ -221,7 +223,8 @@ impl ChatReader {
             None => self.calls.len().checked_sub(1)?,
         };
         let call = self.calls.get(place)?;
-        let is_other = !id.is_empty() && !call.id.is_empty() && call.id != id;
+        let is_named = !name.is_empty() && !call.name.is_empty();
+        let is_other = is_named && !id.is_empty() && !call.id.is_empty() && call.id != id;
         (!is_other).then_some(place)
     }
 
@@ -252,10 +255,16 @@ impl OpenCall {
             id: self.id.clone(),
             name: self.name.clone(),
         });
-        let delta = std::mem::take(&mut self.early);
-        if !delta.is_empty() {
+        if !self.arguments.is_empty() {
+            let delta = self.arguments.clone();
             said.push_back(ModelEvent::ToolCallDelta { index, delta });
         }
+    }
+
+    /// Whether a piece with a name may belong to it: a server may repeat the name, but not behind
+    /// arguments that are whole.
+    fn is_open(&self) -> bool {
+        serde_json::from_str::<IgnoredAny>(&self.arguments).is_err()
     }
 }
 

@@ -361,10 +361,10 @@ fn the_request_says_the_conversation_with_each_call_answered_once() {
                 {"role": "user", "content": "What is a tide?"},
                 {"role": "assistant", "content": null, "tool_calls": [
                     {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{\"query\":\"tide\"}"}},
-                    {"id": "xc-3a-2", "type": "function", "function": {"name": "made_up", "arguments": "{\"malformed\":\"{\\\"broken\"}"}},
+                    {"id": "c:2", "type": "function", "function": {"name": "made_up", "arguments": "{\"malformed\":\"{\\\"broken\"}"}},
                 ]},
                 {"role": "tool", "tool_call_id": "c1", "content": "{\"found\":1}"},
-                {"role": "tool", "tool_call_id": "xc-3a-2", "content": "{\"error\":\"There is no tool made.up.\",\"result\":{\"code\":\"x\"}}"},
+                {"role": "tool", "tool_call_id": "c:2", "content": "{\"error\":\"There is no tool made.up.\",\"result\":{\"code\":\"x\"}}"},
                 {"role": "user", "content": "Go on."},
             ],
             "stream": true,
@@ -441,6 +441,91 @@ fn reasoning_before_calls_is_sent_back_to_services_that_say_it_so() {
     assert_eq!(kept(cut, &[half]), [Value::Null; 0]);
     let elsewhere = r#"{"choices":[{"delta":{"reasoning":"Hm"}}]}"#;
     assert_eq!(kept(elsewhere, &[call]), [Value::Null; 0]);
+}
+
+#[test]
+fn an_answer_that_is_last_is_gone_on_with_by_the_user() {
+    let mut asked = question();
+    let cut = MessageRecord::Assistant {
+        text: "Half of".into(),
+        tool_calls: Vec::new(),
+        cut: true,
+        kept: None,
+    };
+    asked.messages = vec![MessageRecord::User { text: "Go.".into() }, cut].into();
+    let (_, sent) = asked_for(asked, |model| model);
+    let last = |back: usize| {
+        let sent = sent["messages"].as_array().unwrap();
+        sent[sent.len() - back].clone()
+    };
+    assert_eq!(last(2), json!({"role": "assistant", "content": "Half of"}));
+    assert_eq!(last(1), json!({"role": "user", "content": "Go on."}));
+}
+
+#[test]
+fn pieces_find_their_call_whatever_ids_and_numbers_a_server_gives() {
+    let finish = r#"{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}"#;
+    let calls = |pieces: &[Value]| {
+        let frames = pieces
+            .iter()
+            .map(|piece| json!({"choices": [{"delta": {"tool_calls": [piece]}}]}).to_string());
+        let frames: Vec<String> = frames.chain([finish.into(), "[DONE]".into()]).collect();
+        let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
+        let mut told: Vec<(String, String)> = Vec::new();
+        for event in good(&frames) {
+            match event {
+                ToolCallStart { name, .. } => told.push((name, String::new())),
+                ToolCallDelta { index, delta } => told[index].1.push_str(&delta),
+                _ => {}
+            }
+        }
+        told
+    };
+    let piece = |id: &str, name: &str, arguments: &str| json!({"index": 0, "id": id, "function": {"name": name, "arguments": arguments}});
+    let call = |name: &str, arguments: &str| (name.to_owned(), arguments.to_owned());
+    // Another id for each piece.
+    assert_eq!(
+        calls(&[
+            piece("a", "f", ""),
+            piece("b", "", "{\"n\":"),
+            piece("c", "", "1}")
+        ]),
+        [call("f", "{\"n\":1}")]
+    );
+    // Every call is number 0, with ids and without.
+    for ids in [["a", "b"], ["", ""]] {
+        assert_eq!(
+            calls(&[piece(ids[0], "f", "{\"n\":1}"), piece(ids[1], "g", "{}")]),
+            [call("f", "{\"n\":1}"), call("g", "{}")],
+            "{ids:?}"
+        );
+    }
+    // The name again and again.
+    assert_eq!(
+        calls(&[
+            piece("a", "f", "{\"n\":"),
+            piece("", "f", "1"),
+            piece("a", "f", "}"),
+            piece("", "f", "")
+        ]),
+        [call("f", "{\"n\":1}")]
+    );
+    // The arguments before the name.
+    assert_eq!(
+        calls(&[piece("a", "", "{"), piece("", "f", "}")]),
+        [call("f", "{}")]
+    );
+}
+
+#[test]
+fn what_stands_behind_the_reason_of_an_answer_takes_nothing_back() {
+    let text = r#"{"choices":[{"delta":{"content":"Yes."},"finish_reason":"stop"}]}"#;
+    for behind in [r#"{"error":{"code":503,"message":"x"}}"#, "garbage"] {
+        let told = good(&[text, behind]);
+        assert_eq!(told, [TextDelta("Yes.".into()), Stop(StopReason::EndTurn)]);
+        let before = said(&[behind, text]);
+        assert!(before.last().unwrap().is_err(), "{behind}");
+    }
 }
 
 fn asked(with: impl FnOnce(OpenAiModel) -> OpenAiModel) -> (http::Request<()>, Value) {
