@@ -123,7 +123,8 @@ pub struct Limits {
     pub max_steps: u64,
     /// Tokens of one run: what its model calls cost, and the sub-agents whose calls have settled in
     /// it. Looked at after each step: one that reaches it is the last, and the run fails with
-    /// `run_attempts_exhausted` unless it has completed. Default none.
+    /// `run_attempts_exhausted` unless it has completed. A provider that tells no usage costs nothing
+    /// here. Default none.
     pub max_tokens: Option<u64>,
     /// How long a run may take, across restarts. Then it is ended where it stands and fails with
     /// `run_timeout`: what the model says is discarded, tools are dropped, and children go on until
@@ -452,8 +453,10 @@ impl Agents {
     /// A set of agents.
     ///
     /// # Errors
-    /// `INTERNAL` when two share a type, a tool name is taken twice in one agent, or the model would
-    /// read no description of a tool.
+    /// `INTERNAL` when two share a type, a tool name is taken twice in one agent, the model would
+    /// read no description of a tool, or a provider would refuse every request of an agent: for a
+    /// tool's name that is not 1 to 64 letters, digits, `_` and `-`, and for arguments or an output
+    /// that are no JSON object.
     pub fn new(agents: impl IntoIterator<Item = Agent>) -> Result<Self> {
         let agents: Vec<_> = agents.into_iter().map(Rc::new).collect();
         for (i, agent) in agents.iter().enumerate() {
@@ -473,6 +476,27 @@ impl Agents {
                     "the tool {} of agent {} has no description",
                     silent.name, agent.agent_type
                 )));
+            }
+            let subs = agent.sub_agents.iter();
+            let shapes = specs
+                .iter()
+                .map(|spec| (spec.name.clone(), &spec.parameters))
+                .chain(subs.map(|sub| (sub.tool_name(), sub.input.schema())));
+            let output = agent.output.iter();
+            let output = output.map(|shape| (FINISH_TOOL.to_owned(), shape.schema()));
+            for (name, schema) in shapes.chain(output) {
+                if !is_tool_name(&name) {
+                    return Err(Error::internal(format!(
+                        "a tool of agent {} is named {name:?}; providers take 1 to 64 letters, digits, _ and -",
+                        agent.agent_type
+                    )));
+                }
+                if !may_be_object(schema) {
+                    return Err(Error::internal(format!(
+                        "what the tool {name} of agent {} takes is no JSON object: make it a struct",
+                        agent.agent_type
+                    )));
+                }
             }
             let mut names: Vec<_> = specs.into_iter().map(|spec| spec.name).collect();
             names.extend(agent.sub_agents.iter().map(|sub| sub.tool_name()));
@@ -500,6 +524,20 @@ impl Agents {
     /// The registered types.
     pub fn types(&self) -> impl Iterator<Item = &AgentType> {
         self.0.iter().map(|agent| &agent.agent_type)
+    }
+}
+
+fn is_tool_name(name: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    (1..=64).contains(&name.len()) && name.bytes().all(is_plain)
+}
+
+/// Whether a schema is of objects, or says nothing of what it is of.
+fn may_be_object(schema: &Value) -> bool {
+    let others = ["oneOf", "anyOf", "enum", "const", "$ref"];
+    match schema.get("type") {
+        Some(kind) => kind == "object",
+        None => others.iter().all(|other| schema.get(other).is_none()),
     }
 }
 

@@ -566,3 +566,63 @@ fn a_child_of_a_run_that_took_too_long_goes_on_and_the_next_run_hears_it() {
         );
     });
 }
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+enum Either {
+    #[allow(dead_code)]
+    One(u64),
+}
+
+#[derive(Deserialize, Serialize, JsonSchema)]
+struct One {
+    n: u64,
+}
+
+/// Whether a set with one agent can be made, and what is said where it cannot.
+fn made(name: &str, with: impl FnOnce(Agent) -> Agent) -> Result<(), String> {
+    let agent_type = AgentType::parse(name).unwrap();
+    let agent = with(Agent::new(agent_type, "Work.", scripted(|_| text("done"))));
+    Agents::new([agent]).map(drop).map_err(|error| {
+        assert_eq!(error.code, Code::Internal);
+        error.detail.unwrap_or_default()
+    })
+}
+
+#[test]
+fn an_agent_that_every_provider_would_refuse_cannot_be_made() {
+    fn takes<T: serde::de::DeserializeOwned + JsonSchema + 'static>(
+        name: &'static str,
+        description: &'static str,
+    ) -> impl FnOnce(Agent) -> Agent {
+        move |agent| {
+            agent.with_tool(typed_tool(
+                name,
+                description,
+                |_: ToolContext, _: T| async move { Ok(json!(null)) },
+            ))
+        }
+    }
+    assert_eq!(made("a", takes::<One>("look-up_2", "Looks.")), Ok(()));
+    // What says nothing of its shape is an object to the model.
+    assert_eq!(made("a", takes::<Value>("look", "Looks.")), Ok(()));
+    let said = |with| made("a", with).unwrap_err();
+    let long = Box::leak("n".repeat(65).into_boxed_str());
+    for name in ["look up", "", "größe", long] {
+        let told = made("a", takes::<One>(name, "Looks.")).unwrap_err();
+        assert!(told.contains("64 letters"), "{told}");
+    }
+    assert!(said(takes::<One>("look", " ")).contains("description"));
+    for told in [
+        made("a", takes::<Either>("look", "Looks.")),
+        made("a", takes::<Vec<u64>>("look", "Looks.")),
+        made("a", takes::<String>("look", "Looks.")),
+        made("a", Agent::with_output::<Vec<u64>>),
+        made("a", Agent::with_output::<Either>),
+    ] {
+        let told = told.unwrap_err();
+        assert!(told.contains("make it a struct"), "{told}");
+    }
+    assert_eq!(made("a", Agent::with_output::<One>), Ok(()));
+    let twice = |agent| takes::<One>("look", "Looks.")(takes::<One>("look", "Looks.")(agent));
+    assert!(made("a", twice).unwrap_err().contains("two tools"));
+}
