@@ -6,9 +6,10 @@ use clap::Args;
 
 use crate::{
     build::{self, Worker},
-    failure::{Failure, Result},
+    failure::Result,
     node, progress,
     provision::Provision,
+    run,
 };
 
 const FOLDER: &str = "miniflare/bench";
@@ -39,17 +40,7 @@ pub(crate) fn run(provision: &Provision<'_>, options: &Options) -> Result<ExitCo
         command.arg("--quick");
     }
     command.args(&options.rest);
-    let status = command.status().map_err(|error| {
-        Failure::new(
-            format!("could not start Node: {error}"),
-            "run `cargo xtask doctor`",
-        )
-    })?;
-    Ok(if status.success() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    run::in_sight(&mut command, "Node")
 }
 
 /// Installs the package that is measured beside ours. Without it the benchmark goes on and says so.

@@ -4,7 +4,7 @@ use std::{
     env, fs,
     fs::File,
     path::Path,
-    process::{Command, ExitStatus, Stdio},
+    process::{Command, ExitCode, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -13,6 +13,21 @@ use crate::{
     failure::{Failure, Result},
     files,
 };
+
+/// Runs a program whose output is for who looks on; its success is ours.
+pub(crate) fn in_sight(command: &mut Command, program: &str) -> Result<ExitCode> {
+    let status = command.status().map_err(|error| {
+        Failure::new(
+            format!("could not start {program}: {error}"),
+            "run `cargo xtask doctor`",
+        )
+    })?;
+    Ok(if status.success() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
 
 const TAIL_LINES: usize = 40;
 const POLL: Duration = Duration::from_millis(20);

@@ -4,11 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use crate::{
-    failure::{Failure, Result},
-    paths::Paths,
-    run,
-};
+use crate::{failure::Result, paths::Paths, run};
 
 /// What `sim` can be told.
 #[derive(Debug, Args)]
@@ -46,15 +42,5 @@ pub(crate) fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
     if let Some(mutant) = &options.mutant {
         command.arg("--mutant").arg(mutant);
     }
-    let status = command.status().map_err(|error| {
-        Failure::new(
-            format!("could not start cargo: {error}"),
-            "run `cargo xtask doctor`",
-        )
-    })?;
-    Ok(if status.success() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    run::in_sight(&mut command, "cargo")
 }
