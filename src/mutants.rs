@@ -39,11 +39,13 @@ pub enum Mutant {
     TakesBack,
     /// A session that is read follows its log.
     SequenceFollowsLog,
+    /// Readers are told of a chunk once its commit is durable.
+    PublishedOnceDurable,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::CursorIsExclusive,
         Self::CursorWithChunks,
         Self::WhenInDoubt,
@@ -59,6 +61,7 @@ impl Mutant {
         Self::Projects,
         Self::TakesBack,
         Self::SequenceFollowsLog,
+        Self::PublishedOnceDurable,
     ];
 }
 

@@ -80,6 +80,7 @@ pub struct Gate {
     last: RefCell<VecDeque<String>>,
     digest: Cell<u64>,
     lines: Cell<u64>,
+    lost: Cell<u64>,
     broken: RefCell<Option<Broken>>,
     /// Whether every line is printed: `SIM_TRACE` asks for it.
     is_printed: bool,
@@ -105,6 +106,7 @@ impl Gate {
             last: RefCell::default(),
             digest: Cell::new(0xcbf2_9ce4_8422_2325),
             lines: Cell::new(0),
+            lost: Cell::new(0),
             broken: RefCell::default(),
         }
     }
@@ -162,6 +164,12 @@ impl Gate {
         last.push_back(line);
     }
 
+    /// Chunks were committed, and gone before they were durable.
+    pub fn lost(&self, chunks: usize) {
+        let chunks = u64::try_from(chunks).unwrap_or(u64::MAX);
+        self.lost.set(self.lost.get().saturating_add(chunks));
+    }
+
     /// Something does not hold; the first thing counts.
     pub fn broken(&self, invariant: Invariant, what: impl Into<String>) {
         let mut broken = self.broken.borrow_mut();
@@ -206,6 +214,7 @@ impl Gate {
             last: self.last.borrow().iter().cloned().collect(),
             trace: (self.lines.get(), self.digest.get()),
             virtual_ms: self.now(),
+            lost: self.lost.get(),
         }
     }
 }
@@ -225,4 +234,6 @@ pub struct Outcome {
     pub trace: (u64, u64),
     /// How long it took by the virtual clock.
     pub virtual_ms: u64,
+    /// How many chunks were committed, and gone before they were durable.
+    pub lost: u64,
 }

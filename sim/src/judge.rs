@@ -7,10 +7,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use remote_agents::native::RusqliteDatabase;
+use remote_agents::native::{DiskMoment, RusqliteDatabase};
 use remote_agents::protocol::chunk::{PatchOperation, RawChunk};
 use remote_agents::protocol::ids::{MAX_SAFE_INTEGER, Position, SessionId};
-use remote_agents::protocol::message::{SessionStatus, SnapshotResponse};
+use remote_agents::protocol::message::SessionStatus;
 use remote_agents::reconstruct::{Document, Status};
 use remote_agents::session::patch;
 use remote_agents::store::{
@@ -29,16 +29,27 @@ const EVERYTHING: PageLimit = PageLimit {
     bytes: usize::MAX,
 };
 
-/// All that was ever committed of one session.
+/// All that was ever committed of one session, less what was lost before it was durable.
 pub struct Ledger {
     /// Where it lives.
     pub side: Side,
     store: SqlStore,
-    record: Option<SessionRecord>,
     /// Every chunk, from sequence 1 on.
     pub chunks: Vec<RawChunk>,
     checkpoints: Vec<CheckpointRecord>,
     finals: Vec<Rc<Value>>,
+    /// What each answer of its model that it counts has cost.
+    prices: Vec<u64>,
+    known: Known,
+    /// What was known when what is on its way to the disk left, and what is durable.
+    leaving: Mark,
+    durable: Mark,
+}
+
+/// What is known of a session, beside what only grows.
+#[derive(Clone, Default)]
+pub struct Known {
+    record: Option<SessionRecord>,
     terminals: BTreeMap<String, Option<Terminal>>,
     promoted: (Rc<Value>, u64),
     working: (Rc<Value>, u64),
@@ -53,36 +64,76 @@ pub struct Ledger {
     pub rested_at: Option<u64>,
 }
 
+/// A ledger at a moment: how long what grows was, and the rest.
+#[derive(Clone, Default)]
+struct Mark {
+    chunks: usize,
+    checkpoints: usize,
+    finals: usize,
+    prices: usize,
+    known: Known,
+}
+
 impl Ledger {
     fn new(side: Side, database: Rc<RusqliteDatabase>) -> Self {
         Self {
             side,
             store: SqlStore::new(database as Rc<dyn Database>),
-            record: None,
             chunks: Vec::new(),
             checkpoints: Vec::new(),
             finals: Vec::new(),
-            terminals: BTreeMap::new(),
-            promoted: (Rc::default(), 0),
-            working: (Rc::default(), 0),
-            results: BTreeSet::new(),
-            begun: BTreeSet::new(),
-            ended: BTreeSet::new(),
-            forwarded: BTreeMap::new(),
-            usage: 0,
-            spent: 0,
-            rested_at: None,
+            prices: Vec::new(),
+            known: Known::default(),
+            leaving: Mark::default(),
+            durable: Mark::default(),
         }
     }
 
-    /// The session row as it was last committed.
+    /// What is known beside what grows.
     #[must_use]
-    pub fn record(&self) -> Option<&SessionRecord> {
-        self.record.as_ref()
+    pub fn known(&self) -> &Known {
+        &self.known
     }
 
     fn status(&self) -> Option<SessionStatus> {
-        self.record.as_ref().map(|record| record.status)
+        self.known.record.as_ref().map(|record| record.status)
+    }
+
+    fn mark(&self) -> Mark {
+        Mark {
+            chunks: self.chunks.len(),
+            checkpoints: self.checkpoints.len(),
+            finals: self.finals.len(),
+            prices: self.prices.len(),
+            known: self.known.clone(),
+        }
+    }
+
+    /// The chunk with a sequence, if it is durable.
+    fn durable_chunk(&self, sequence: u64) -> Option<&RawChunk> {
+        let place = usize::try_from(sequence).ok()?.checked_sub(1)?;
+        self.chunks.get(..self.durable.chunks)?.get(place)
+    }
+
+    fn durable_checkpoints(&self) -> &[CheckpointRecord] {
+        let durable = self.checkpoints.get(..self.durable.checkpoints);
+        durable.unwrap_or_default()
+    }
+
+    fn durable_finals(&self) -> &[Rc<Value>] {
+        self.finals.get(..self.durable.finals).unwrap_or_default()
+    }
+
+    /// What is not durable was never said; the prices of the answers that nobody counts any more.
+    fn take_back(&mut self) -> Vec<u64> {
+        self.leaving = self.durable.clone();
+        let durable = self.durable.clone();
+        self.chunks.truncate(durable.chunks);
+        self.checkpoints.truncate(durable.checkpoints);
+        self.finals.truncate(durable.finals);
+        self.known = durable.known;
+        let prices = durable.prices.min(self.prices.len());
+        self.prices.split_off(prices)
     }
 }
 
@@ -140,6 +191,31 @@ impl Judge {
         self.tell(held);
     }
 
+    /// A moment of an object's disk.
+    pub fn on_disk(&self, side: Side, session: &SessionId, moment: DiskMoment) {
+        let name = session.to_string();
+        let mut ledgers = self.ledgers.borrow_mut();
+        let Some(ledger) = ledgers.get_mut(&name) else {
+            return;
+        };
+        match moment {
+            DiskMoment::Leaving => ledger.leaving = ledger.mark(),
+            DiskMoment::Durable => ledger.durable = ledger.leaving.clone(),
+            DiskMoment::TakenBack => {
+                let lost = ledger.chunks.len().saturating_sub(ledger.durable.chunks);
+                self.shared.gate.lost(lost);
+                let mut counted = self.counted.borrow_mut();
+                for price in ledger.take_back() {
+                    counted.remove(&price);
+                }
+                let objects = self.shared.objects(side);
+                if let Some(database) = objects.and_then(|objects| objects.database(session)) {
+                    ledger.store = SqlStore::new(database as Rc<dyn Database>);
+                }
+            }
+        }
+    }
+
     fn look(&self, name: &str, ledger: &mut Ledger, others: &BTreeMap<String, Ledger>) -> Held {
         let unreadable = |error: remote_agents::Error| {
             let detail = error.detail.clone().unwrap_or_default();
@@ -189,24 +265,25 @@ impl Judge {
         let run_id = record.run_id.to_string();
         let run = ledger.store.run(&run_id).map_err(unreadable)?;
         ledger
+            .known
             .terminals
             .insert(run_id, run.and_then(|run| run.terminal));
         let rests = record.status != SessionStatus::Running;
         if rests && ledger.status() != Some(record.status) {
-            ledger.rested_at = Some(self.shared.gate.now());
+            ledger.known.rested_at = Some(self.shared.gate.now());
         }
         if rests {
             let last = ledger.checkpoints.last();
             ledger.finals.extend(last.map(|last| last.state.clone()));
             self.at_rest(name, ledger)?;
         }
-        ledger.record = Some(record);
+        ledger.known.record = Some(record);
         Ok(())
     }
 
     /// What holds of the session row, and of the runs before.
     fn row(&self, name: &str, ledger: &Ledger, record: &SessionRecord) -> Held {
-        for (run_id, terminal) in &ledger.terminals {
+        for (run_id, terminal) in &ledger.known.terminals {
             let run = ledger.store.run(run_id).unwrap_or_default();
             let now = run.and_then(|run| run.terminal);
             if terminal.is_some() && *terminal != now {
@@ -214,7 +291,7 @@ impl Judge {
                 return broken(Invariant::Terminal, what);
             }
         }
-        if let Some(before) = &ledger.record {
+        if let Some(before) = &ledger.known.record {
             if record.epoch < before.epoch {
                 let what = format!("{name}: epoch {} after {}", record.epoch, before.epoch);
                 return broken(Invariant::Terminal, what);
@@ -286,7 +363,7 @@ impl Judge {
     ) -> Held {
         if let Some(source) = chunk.remote_source() {
             let child = source.child_session_id.to_string();
-            let last = ledger.forwarded.entry(child.clone()).or_default();
+            let last = ledger.known.forwarded.entry(child.clone()).or_default();
             return forwarded(name, chunk, (&child, source.child_sequence), last, others);
         }
         if chunk.agent_id() != Some(name) {
@@ -303,10 +380,12 @@ impl Judge {
             "run_started" if sequence > 2 => {
                 broken(Invariant::StartedOnce, format!("{name} starts again"))
             }
-            "tool_end" if !ledger.results.insert(call.clone()) => twice("ends"),
-            "subagent_start" if !ledger.begun.insert(call.clone()) => twice("begins"),
-            "subagent_end" if !ledger.ended.insert(call.clone()) => twice("has a child that ends"),
-            "subagent_end" if !ledger.begun.contains(&call) => broken(
+            "tool_end" if !ledger.known.results.insert(call.clone()) => twice("ends"),
+            "subagent_start" if !ledger.known.begun.insert(call.clone()) => twice("begins"),
+            "subagent_end" if !ledger.known.ended.insert(call.clone()) => {
+                twice("has a child that ends")
+            }
+            "subagent_end" if !ledger.known.begun.contains(&call) => broken(
                 Invariant::SettledOnce,
                 format!("{call} in {name} ends and never began"),
             ),
@@ -318,12 +397,13 @@ impl Judge {
     fn at_rest(&self, name: &str, ledger: &mut Ledger) -> Held {
         let entries = ledger.store.usage().unwrap_or_default();
         let mut counted = self.counted.borrow_mut();
-        for entry in entries.iter().skip(ledger.usage) {
+        for entry in entries.iter().skip(ledger.known.usage) {
             // What an answer that was cut has cost is not known.
             if let UsageRecord::Model { tokens, .. } = entry
                 && tokens.total > 0
             {
-                ledger.spent = ledger.spent.saturating_add(tokens.total);
+                ledger.known.spent = ledger.known.spent.saturating_add(tokens.total);
+                ledger.prices.push(tokens.prompt);
                 if let Some(other) = counted.insert(tokens.prompt, name.to_owned()) {
                     return broken(
                         Invariant::CountedOnce,
@@ -332,7 +412,7 @@ impl Judge {
                 }
             }
         }
-        ledger.usage = entries.len();
+        ledger.known.usage = entries.len();
         let messages = ledger.store.messages().unwrap_or_default();
         let open = ledger.store.step().unwrap_or_default();
         paired::judge(&messages)
@@ -349,10 +429,9 @@ impl Judge {
             return;
         }
         let ledgers = self.ledgers.borrow();
-        let place = usize::try_from(cursor).unwrap_or(usize::MAX);
         let known = ledgers
             .get(session)
-            .and_then(|ledger| ledger.chunks.get(place));
+            .and_then(|ledger| ledger.durable_chunk(sequence));
         if known != Some(chunk) {
             let what = format!("a reader of {session} is told {chunk:?}, not {known:?}");
             drop(ledgers);
@@ -369,10 +448,10 @@ impl Judge {
         let state = document.state();
         let is_true = match document.status() {
             Status::Exact { step } => ledger
-                .checkpoints
+                .durable_checkpoints()
                 .iter()
                 .any(|checkpoint| checkpoint.step_count == *step && *checkpoint.state == *state),
-            Status::Final => ledger.finals.iter().any(|last| **last == *state),
+            Status::Final => ledger.durable_finals().iter().any(|last| **last == *state),
             _ => true,
         };
         if !is_true {
@@ -386,20 +465,20 @@ impl Judge {
         }
     }
 
-    /// Looks at a snapshot that somebody was given.
-    pub fn was_shown(&self, snapshot: &SnapshotResponse) {
+    /// Looks at a state that somebody was given with a position, of a snapshot or a tree.
+    pub fn was_shown(&self, session: &SessionId, position: Position, state: &Value) {
         let ledgers = self.ledgers.borrow();
-        let Some(ledger) = ledgers.get(&snapshot.session_id) else {
+        let Some(ledger) = ledgers.get(session.as_str()) else {
             return;
         };
-        let is_true = match snapshot.stream_sequence {
-            Position::At(sequence) => ledger.checkpoints.iter().any(|checkpoint| {
-                checkpoint.stream_sequence == sequence && *checkpoint.state == snapshot.state
+        let is_true = match position {
+            Position::At(sequence) => ledger.durable_checkpoints().iter().any(|checkpoint| {
+                checkpoint.stream_sequence == sequence && *checkpoint.state == *state
             }),
-            Position::None => ledger.finals.iter().any(|last| **last == snapshot.state),
+            Position::None => ledger.durable_finals().iter().any(|last| **last == *state),
         };
         if !is_true {
-            let what = format!("{snapshot:?} was never committed");
+            let what = format!("{session} is shown at {position:?} with {state}");
             drop(ledgers);
             self.shared.gate.broken(Invariant::Promoted, what);
         }
@@ -409,7 +488,7 @@ impl Judge {
     pub fn sessions(&self) -> Vec<(String, String)> {
         let ledgers = self.ledgers.borrow();
         let typed = ledgers.iter().filter_map(|(name, ledger)| {
-            let record = ledger.record.as_ref()?;
+            let record = ledger.known.record.as_ref()?;
             Some((name.clone(), record.agent_type.to_string()))
         });
         typed.collect()
@@ -438,7 +517,7 @@ impl Judge {
     /// What all sessions together have spent.
     pub fn spent(&self) -> u64 {
         let ledgers = self.ledgers.borrow();
-        ledgers.values().map(|ledger| ledger.spent).sum()
+        ledgers.values().map(|ledger| ledger.known.spent).sum()
     }
 
     /// What holds when everything has come to rest.
@@ -470,15 +549,18 @@ impl Judge {
                 }
             }
         }
-        if ledger.begun != ledger.ended {
-            let what = format!("{name}: began {:?}, ended {:?}", ledger.begun, ledger.ended);
+        if ledger.known.begun != ledger.known.ended {
+            let what = format!(
+                "{name}: began {:?}, ended {:?}",
+                ledger.known.begun, ledger.known.ended
+            );
             return broken(Invariant::SettledOnce, what);
         }
         for message in ledger.store.messages().unwrap_or_default() {
             if let MessageRecord::Assistant { tool_calls, .. } = message
                 && let Some(call) = tool_calls
                     .iter()
-                    .find(|call| !ledger.results.contains(&call.id))
+                    .find(|call| !ledger.known.results.contains(&call.id))
             {
                 let what = format!("{} in {name} has no result", call.id);
                 return broken(Invariant::SettledOnce, what);
@@ -528,10 +610,9 @@ fn forwarded(
         return broken(Invariant::Forwarded, what);
     }
     *last = sequence;
-    let place = usize::try_from(due.saturating_sub(1)).unwrap_or(usize::MAX);
     let known = others
         .get(child)
-        .and_then(|ledger| ledger.chunks.get(place));
+        .and_then(|ledger| ledger.durable_chunk(sequence));
     let bare = |chunk: &RawChunk| {
         let mut bare = chunk.0.clone();
         bare.shift_remove("remoteSource");
@@ -552,8 +633,8 @@ fn law(name: &str, ledger: &mut Ledger, sequence: u64, chunk: &RawChunk) -> Held
     match chunk.kind() {
         "run_started" | "run_resumed" => {
             if let Some(checkpoint) = checkpoint.filter(is_here) {
-                ledger.promoted = (checkpoint.state.clone(), checkpoint.patch_ordinal);
-                ledger.working = ledger.promoted.clone();
+                ledger.known.promoted = (checkpoint.state.clone(), checkpoint.patch_ordinal);
+                ledger.known.working = ledger.known.promoted.clone();
             }
             Ok(())
         }
@@ -561,19 +642,19 @@ fn law(name: &str, ledger: &mut Ledger, sequence: u64, chunk: &RawChunk) -> Held
             let operations = chunk.0.get("patches").cloned().unwrap_or_default();
             let operations: Vec<PatchOperation> =
                 serde_json::from_value(operations).unwrap_or_default();
-            let state = patch::apply(&ledger.working.0, &operations)
+            let state = patch::apply(&ledger.known.working.0, &operations)
                 .map_err(|e| (Invariant::Law, format!("{name} at {sequence}: {e}")))?;
             let ordinal = chunk.0.get("patchOrdinal").and_then(Value::as_u64);
             let ordinal = ordinal.unwrap_or_default();
-            if ordinal <= ledger.working.1 {
+            if ordinal <= ledger.known.working.1 {
                 let what = format!("{name} at {sequence}: ordinal {ordinal} again");
                 return broken(Invariant::Law, what);
             }
-            ledger.working = (Rc::new(state), ordinal);
+            ledger.known.working = (Rc::new(state), ordinal);
             Ok(())
         }
         "step_discarded" => {
-            ledger.working = ledger.promoted.clone();
+            ledger.known.working = ledger.known.promoted.clone();
             Ok(())
         }
         "step_committed" => {
@@ -581,14 +662,14 @@ fn law(name: &str, ledger: &mut Ledger, sequence: u64, chunk: &RawChunk) -> Held
                 let what = format!("{name} at {sequence}: a step without a checkpoint");
                 return broken(Invariant::Law, what);
             };
-            if checkpoint.state != ledger.working.0 {
+            if checkpoint.state != ledger.known.working.0 {
                 let what = format!(
                     "{name} at {sequence}: patches make {}, the checkpoint is {}",
-                    ledger.working.0, checkpoint.state
+                    ledger.known.working.0, checkpoint.state
                 );
                 return broken(Invariant::Law, what);
             }
-            ledger.promoted = ledger.working.clone();
+            ledger.known.promoted = ledger.known.working.clone();
             Ok(())
         }
         _ => Ok(()),

@@ -10,6 +10,7 @@ use futures::{StreamExt as _, stream};
 use remote_agents::http::{Body, BodyError, ByteStream, Request, Response, json as answer};
 use remote_agents::mutants::{self, Mutant};
 use remote_agents::native::LocalRuntime;
+use remote_agents::platform::ObjectRuntime as _;
 use remote_agents::transport::{Fetch, FetchError};
 use serde_json::{Value, json};
 
@@ -127,6 +128,12 @@ impl Crossing {
 
     async fn cross(self, request: Request) -> Result<Response, FetchError> {
         if self.has_ended() {
+            return pending().await;
+        }
+        // As the platform holds a request back until what it may tell of is durable.
+        if let Some(of) = &self.of
+            && of.sync().await.is_err()
+        {
             return pending().await;
         }
         let path = request.uri().to_string();

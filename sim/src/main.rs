@@ -96,8 +96,13 @@ fn carry_out(asked: Asked) -> ExitCode {
     progress(&done, began);
     let is_one = asked.seeds < 2_000 || asked.mutant.is_some();
     let empty = table.empty();
-    if failed.load(Ordering::Relaxed) || (!is_one && !empty.is_empty()) {
-        println!("empty cells: {empty:?}");
+    if failed.load(Ordering::Relaxed) {
+        return ExitCode::FAILURE;
+    }
+    if !is_one && !empty.is_empty() {
+        for (kind, side, fault) in empty {
+            println!("no seed has had {fault:?} at {side:?} {kind:?}");
+        }
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS

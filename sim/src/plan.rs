@@ -36,6 +36,8 @@ pub enum Kind {
     Statement,
     /// It has committed.
     Committed,
+    /// What it has committed is durable.
+    Durable,
     /// It begins to wait.
     Sleep,
     /// It has waited.
@@ -65,10 +67,13 @@ pub enum Action {
     Start,
     Resume,
     Interrupt,
+    Abort,
     Sse,
     Status,
     Snapshot,
     Usage,
+    Tree,
+    Messages,
 }
 
 impl Action {
@@ -79,10 +84,13 @@ impl Action {
             "start" => Self::Start,
             "resume" => Self::Resume,
             "interrupt" => Self::Interrupt,
+            "abort" => Self::Abort,
             "sse" => Self::Sse,
             "status" => Self::Status,
             "snapshot" => Self::Snapshot,
             "usage" => Self::Usage,
+            "tree" => Self::Tree,
+            "messages" => Self::Messages,
             _ => return None,
         })
     }
@@ -143,11 +151,12 @@ impl Fault {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 24] = [
         Self::Read,
         Self::Commit,
         Self::Statement,
         Self::Committed,
+        Self::Durable,
         Self::Sleep,
         Self::Awake,
         Self::AlarmSet,
@@ -158,10 +167,13 @@ impl Kind {
         Self::Request(Action::Start),
         Self::Request(Action::Resume),
         Self::Request(Action::Interrupt),
+        Self::Request(Action::Abort),
         Self::Request(Action::Sse),
         Self::Request(Action::Status),
         Self::Request(Action::Snapshot),
         Self::Request(Action::Usage),
+        Self::Request(Action::Tree),
+        Self::Request(Action::Messages),
         Self::Answer,
         Self::Part,
     ];
@@ -170,8 +182,11 @@ impl Kind {
     #[must_use]
     pub fn occurs(self, side: Side) -> bool {
         match (self, side) {
-            // A user has no objects, and a dispatch resumes nobody here.
-            (Self::Request(Action::Resume), side) => side == Side::Observer,
+            // A user has no objects. A dispatch resumes nobody here, and aborts nobody whose parent
+            // was not deleted.
+            (Self::Request(Action::Resume | Action::Abort | Action::Messages), side) => {
+                side == Side::Observer
+            }
             (Self::Request(_) | Self::Answer | Self::Part, _) => true,
             (_, side) => side != Side::Observer,
         }
@@ -207,7 +222,7 @@ impl Kind {
     fn reach(self, side: Side) -> u64 {
         match (self, side) {
             (Self::Read, _) => 60,
-            (Self::Commit | Self::Committed, _) => 40,
+            (Self::Commit | Self::Committed | Self::Durable, _) => 40,
             (Self::Statement, _) => 150,
             (Self::Sleep | Self::Awake, _) => 30,
             (Self::Hears, _) => 40,

@@ -61,6 +61,7 @@ impl Outcome {
             last: Vec::new(),
             trace: (0, 0),
             virtual_ms: 0,
+            lost: 0,
         }
     }
 }
@@ -76,6 +77,10 @@ async fn live(plan: &Plan) -> Result<Outcome> {
     if plan.workload.is_followed {
         let follower = watchers::follow(world.clone());
         watchers.push(tokio::task::spawn_local(told(world.clone(), follower)));
+    }
+    if plan.workload.is_surveyed {
+        let surveyor = watchers::survey(world.clone());
+        watchers.push(tokio::task::spawn_local(told(world.clone(), surveyor)));
     }
     let reader = plan.workload.is_read.then(|| {
         let reader = watchers::read(world.clone());
@@ -133,17 +138,23 @@ async fn user(world: Rc<World>) -> Result<()> {
     })
     .await;
     let stop = match workload.then {
-        Then::Interrupt(at) | Then::Continue(at) | Then::NewTurn(at) => Some(at),
+        Then::Interrupt(at) | Then::Abort(at) | Then::Continue(at) | Then::NewTurn(at) => Some(at),
         Then::Nothing | Then::Message => None,
     };
     if let Some(at) = stop {
         tokio::time::sleep(Duration::from_millis(at)).await;
         world.shared.stop_asked.set(true);
-        insist(&world, "interrupt", || {
-            transport.interrupt(StopRequest {
-                session_id: root.clone(),
-                reason: None,
-            })
+        let request = StopRequest {
+            session_id: root.clone(),
+            reason: None,
+        };
+        let aborts = matches!(workload.then, Then::Abort(_));
+        insist(&world, if aborts { "abort" } else { "interrupt" }, || {
+            if aborts {
+                transport.abort(request.clone())
+            } else {
+                transport.interrupt(request.clone())
+            }
         })
         .await;
     }
@@ -152,7 +163,7 @@ async fn user(world: Rc<World>) -> Result<()> {
         Then::Message => Some((ResumeMode::WithMessage, Some(workload.again.to_string()))),
         Then::Continue(_) => Some((ResumeMode::Continue, None)),
         Then::NewTurn(_) => Some((ResumeMode::NewTurn, Some(workload.again.to_string()))),
-        Then::Nothing | Then::Interrupt(_) => None,
+        Then::Nothing | Then::Interrupt(_) | Then::Abort(_) => None,
     };
     if let Some((mode, message)) = again {
         insist(&world, "resume", || {
@@ -217,7 +228,10 @@ async fn at_rest(world: &World) {
             world.shared.gate.broken(Invariant::Bounded, what);
             return;
         }
-        let rested = world.judge.of(ROOT, |root| root.rested_at).flatten();
+        let rested = world
+            .judge
+            .of(ROOT, |root| root.known().rested_at)
+            .flatten();
         let stopped = world.shared.stop_asked.get() && !running.iter().any(|name| name == ROOT);
         let since = rested.unwrap_or(0).max(world.shared.gate.struck_at());
         let waited = world.shared.gate.now().saturating_sub(since);

@@ -13,6 +13,7 @@ pub struct Table {
     effects: Vec<u64>,
     faults: Vec<u64>,
     virtual_ms: u64,
+    lost: u64,
 }
 
 impl Table {
@@ -27,6 +28,7 @@ impl Table {
         let faults = u64::try_from(outcome.struck.len()).unwrap_or(u64::MAX);
         self.faults.push(faults);
         self.virtual_ms = self.virtual_ms.saturating_add(outcome.virtual_ms);
+        self.lost = self.lost.saturating_add(outcome.lost);
     }
 
     /// Adds another table.
@@ -38,6 +40,7 @@ impl Table {
         self.effects.extend(other.effects);
         self.faults.extend(other.faults);
         self.virtual_ms = self.virtual_ms.saturating_add(other.virtual_ms);
+        self.lost = self.lost.saturating_add(other.lost);
     }
 
     /// The cells that can occur and did not.
@@ -96,8 +99,9 @@ impl fmt::Display for Table {
         let hours = self.virtual_ms / 3_600_000;
         write!(
             f,
-            "{} seeds; the median has {effects} effects and {faults} faults; {hours} virtual hours",
-            self.effects.len()
+            "{} seeds; the median has {effects} effects and {faults} faults; {hours} virtual hours; {} chunks were gone before they were durable",
+            self.effects.len(),
+            self.lost
         )
     }
 }

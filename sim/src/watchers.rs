@@ -11,8 +11,10 @@ use remote_agents::http::Body;
 use remote_agents::protocol::frame::Frame;
 use remote_agents::protocol::ids::{AgentType, Position, SessionId};
 use remote_agents::protocol::message::SnapshotResponse;
+use remote_agents::protocol::tree::{TreeBounds, TreeNode};
 use remote_agents::transport::{Fetch, Transport};
 use remote_agents::{Error, Result};
+use serde_json::Value;
 
 use crate::agents::LEVELS;
 use crate::gate::Invariant;
@@ -128,10 +130,57 @@ pub async fn probe(world: Rc<World>) -> Result<()> {
             continue;
         };
         if let Ok(snapshot) = serde_json::from_slice::<SnapshotResponse>(&bytes) {
-            world.judge.was_shown(&snapshot);
+            let session = SessionId::parse(&snapshot.session_id)?;
+            let position = snapshot.stream_sequence;
+            world.judge.was_shown(&session, position, &snapshot.state);
         }
     }
     Ok(())
+}
+
+/// Asks for the root's tree and for its conversation now and then, over the line.
+///
+/// # Errors
+/// When a name is malformed.
+pub async fn survey(world: Rc<World>) -> Result<()> {
+    let (transport, line) = (world.to("root")?, world.line("root")?);
+    let root = root()?;
+    let mut read = Vec::new();
+    let mut pause = 40;
+    while !world.shared.over.get() {
+        wait(1 + world.shared.random.below(pause)).await;
+        pause = pause.saturating_mul(3);
+        if let Ok(tree) = transport.tree(&root, TreeBounds::MOST).await {
+            surveyed(&world, &tree);
+        }
+        let path = format!("/agents/root/messages?sessionId={ROOT}&after=0&limit=200");
+        let Some(bytes) = get(&line, &path).await else {
+            continue;
+        };
+        let page: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+        let messages = page["messages"].as_array().cloned().unwrap_or_default();
+        let stays = messages
+            .iter()
+            .zip(&read)
+            .all(|(now, before)| now == before);
+        if !stays || (!messages.is_empty() && messages.len() < read.len()) {
+            let what = format!("{read:?} was the conversation, {messages:?} is");
+            world.shared.gate.broken(Invariant::Promoted, what);
+        }
+        if !messages.is_empty() {
+            read = messages;
+        }
+    }
+    Ok(())
+}
+
+fn surveyed(world: &World, node: &TreeNode) {
+    if let (Some(state), Some(position)) = (&node.state, node.stream_sequence) {
+        world.judge.was_shown(&node.session_id, position, state);
+    }
+    for child in &node.children {
+        surveyed(world, child);
+    }
 }
 
 async fn get(fetch: &dyn Fetch, path: &str) -> Option<Bytes> {

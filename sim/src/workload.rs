@@ -13,6 +13,8 @@ pub enum Then {
     Message,
     /// Interrupts after so many milliseconds, and leaves it at that.
     Interrupt(u64),
+    /// Aborts after so many milliseconds.
+    Abort(u64),
     /// Interrupts after so many milliseconds, and then goes on without a message.
     Continue(u64),
     /// Interrupts after so many milliseconds, and then begins a new turn.
@@ -36,6 +38,8 @@ pub struct Workload {
     pub is_read: bool,
     /// Whether somebody follows the tree.
     pub is_followed: bool,
+    /// Whether somebody asks for tree and conversation now and then.
+    pub is_surveyed: bool,
     /// Whether the public looks on.
     pub is_shown: bool,
     /// Whether calls of children have little time.
@@ -50,7 +54,8 @@ impl Workload {
         let then = match random.below(10) {
             0..5 => Then::Nothing,
             5 => Then::Message,
-            6 | 7 => Then::Interrupt(at),
+            6 => Then::Interrupt(at),
+            7 => Then::Abort(at),
             8 => Then::Continue(at),
             _ => Then::NewTurn(at),
         };
@@ -63,6 +68,7 @@ impl Workload {
             pace: 1 + random.below(12),
             is_read: random.chance(75),
             is_followed: random.chance(60),
+            is_surveyed: random.chance(40),
             is_shown: random.chance(35),
             hasty: random.chance(30),
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use remote_agents::mount::{Mount, Objects, Projection};
 use remote_agents::native::{
-    CommitMoment, Effect, LocalObjects, LocalRuntime, MountFetch, StoreOperation,
+    CommitMoment, DiskMoment, Effect, LocalObjects, LocalRuntime, MountFetch, StoreOperation,
 };
 use remote_agents::protocol::ids::{AgentType, SessionId};
 use remote_agents::store::SubLocation;
@@ -47,6 +47,7 @@ pub struct Shared {
     /// Chance of line and models.
     pub random: Random,
     entropy: Random,
+    disk: Random,
     prices: Cell<u64>,
     clocks: [Cell<i64>; 2],
     // The world holds them: whatever they make holds this.
@@ -69,6 +70,7 @@ impl Shared {
             workload: plan.workload.clone(),
             random: Random::of(plan.seed, 2),
             entropy: Random::of(plan.seed, 3),
+            disk: Random::of(plan.seed, 4),
             prices: Cell::new(1_000),
             clocks: Default::default(),
             near: OnceCell::new(),
@@ -156,6 +158,7 @@ impl Shared {
     fn watch(self: &Rc<Self>, side: Side, objects: &Rc<LocalObjects>, judge: &Rc<Judge>) {
         let entropy = self.clone();
         objects.draw_from(Rc::new(move || entropy.entropy.bits()));
+        self.put_on_disk(side, objects, judge);
         let (shared, judge) = (self.clone(), judge.clone());
         objects.on_commit(Rc::new(move |session, moment| {
             if moment == CommitMoment::After {
@@ -197,6 +200,22 @@ impl Shared {
                 _ => Ok(()),
             }
         }));
+    }
+
+    fn put_on_disk(self: &Rc<Self>, side: Side, objects: &LocalObjects, judge: &Rc<Judge>) {
+        let disk = self.clone();
+        let latency = move || Duration::from_millis(disk.disk.below(disk.disk.below(30) + 1));
+        let (shared, judge) = (self.clone(), judge.clone());
+        objects.put_on_disk(
+            Rc::new(latency),
+            Rc::new(move |session, moment| {
+                judge.on_disk(side, session, moment);
+                if moment == DiskMoment::Durable {
+                    let fault = shared.gate.pass(side, Kind::Durable, session);
+                    shared.at(side, session, fault);
+                }
+            }),
+        );
     }
 
     /// As [`Self::strike`], of an object by its session.
@@ -296,19 +315,26 @@ impl World {
         Ok(Rc::new(MountFetch::new(mount.clone(), objects)))
     }
 
-    /// The user's way to sessions of a type, over a line on which things go wrong.
+    /// The user's line to the service that hosts a type, on which things go wrong.
     ///
     /// # Errors
     /// As [`Self::honest`].
-    pub fn to(&self, agent_type: &str) -> Result<HttpTransport> {
-        let link = Link {
+    pub fn line(&self, agent_type: &str) -> Result<Link> {
+        Ok(Link {
             inner: self.honest(agent_type, &self.raw)?,
             side: Side::Observer,
             of: None,
             shared: self.shared.clone(),
-        };
+        })
+    }
+
+    /// The user's way to sessions of a type, over such a line.
+    ///
+    /// # Errors
+    /// As [`Self::honest`].
+    pub fn to(&self, agent_type: &str) -> Result<HttpTransport> {
         Ok(HttpTransport::new(
-            Rc::new(link),
+            Rc::new(self.line(agent_type)?),
             self.user(),
             "http://service",
             "/agents",

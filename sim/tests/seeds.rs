@@ -39,7 +39,7 @@ fn missed_by(rule: Mutant) -> Invariant {
         Mutant::StopInterrupts => Invariant::Interrupt,
         Mutant::Projects => Invariant::Canary,
         Mutant::TakesBack => Invariant::Law,
-        Mutant::SequenceFollowsLog => Invariant::Sequence,
+        Mutant::SequenceFollowsLog | Mutant::PublishedOnceDurable => Invariant::Sequence,
     }
 }
 

@@ -47,6 +47,27 @@ impl RusqliteDatabase {
             .map_err(failed)
     }
 
+    /// A database in memory with what [`Self::image`] has taken.
+    ///
+    /// # Errors
+    /// `INTERNAL` with SQLite's words as detail.
+    pub(super) fn of_image(image: &[u8]) -> Result<Self> {
+        let open = |mut connection: Connection| {
+            connection.deserialize_read_exact("main", image, image.len(), false)?;
+            Self::with_platform_rules(connection)
+        };
+        Connection::open_in_memory().and_then(open).map_err(failed)
+    }
+
+    /// All that the database holds, as the bytes of a database's file.
+    ///
+    /// # Errors
+    /// `INTERNAL` with SQLite's words as detail.
+    pub(super) fn image(&self) -> Result<Vec<u8>> {
+        let image = self.connection.serialize("main").map_err(failed)?;
+        Ok(image.to_vec())
+    }
+
     /// The database in the file at `path`, made when it is missing. A commit that returned has
     /// been synced to the disk.
     ///

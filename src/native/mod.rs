@@ -6,6 +6,7 @@
 
 mod client;
 pub mod database;
+mod disk;
 mod host;
 mod limiter;
 mod objects;
@@ -13,10 +14,11 @@ mod runtime;
 
 pub use client::{HttpClient, http_transport};
 pub use database::RusqliteDatabase;
+pub use disk::{DiskMoment, Latency};
 pub use host::{Host, block_on};
 pub use limiter::MemoryLimiter;
 pub use objects::{
-    CommitMoment, LocalObjects, MakeAgents, MountFetch, OnCommit, OnObjectEffect, OnStore,
+    CommitMoment, LocalObjects, MakeAgents, MountFetch, OnCommit, OnDisk, OnObjectEffect, OnStore,
     StoreOperation,
 };
 pub use runtime::{Effect, Entropy, LocalRuntime, LogSink, OnEffect};

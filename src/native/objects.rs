@@ -16,7 +16,8 @@ use futures::future::{Either, LocalBoxFuture, select};
 use futures::stream;
 use futures::{Future as _, FutureExt as _};
 
-use super::{Effect, Entropy, LocalRuntime, LogSink, RusqliteDatabase};
+use super::disk::Image;
+use super::{DiskMoment, Effect, Entropy, Latency, LocalRuntime, LogSink, RusqliteDatabase};
 use crate::agent::Agents;
 use crate::error::{Error, Result};
 use crate::http::{Body, BodyError, ByteStream, Request, Response};
@@ -35,7 +36,8 @@ pub type MakeAgents = Rc<dyn Fn(&Rc<LocalObjects>, &Rc<LocalRuntime>) -> Result<
 pub enum CommitMoment {
     /// Nothing of it is written; an object that is evicted now never writes it.
     Before,
-    /// It is durable; an object that is evicted now does nothing with it.
+    /// It is committed, and durable unless the disk is late; an object that is evicted now does
+    /// nothing with it.
     After,
 }
 
@@ -44,6 +46,9 @@ pub type OnCommit = Rc<dyn Fn(&SessionId, CommitMoment)>;
 
 /// Is told of every effect of every object; may evict.
 pub type OnObjectEffect = Rc<dyn Fn(&SessionId, Effect)>;
+
+/// Is told of every moment of every object's disk, where [`LocalObjects::put_on_disk`] was called.
+pub type OnDisk = Rc<dyn Fn(&SessionId, DiskMoment)>;
 
 /// Something that an object asks its database for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,6 +76,7 @@ pub struct LocalObjects {
     on_commit: RefCell<Option<OnCommit>>,
     on_effect: RefCell<Option<OnObjectEffect>>,
     on_store: RefCell<Option<OnStore>>,
+    disk: RefCell<Option<(Latency, OnDisk)>>,
     entropy: RefCell<Option<Entropy>>,
     ahead: Cell<i64>,
 }
@@ -96,6 +102,7 @@ impl LocalObjects {
             on_commit: RefCell::new(None),
             on_effect: RefCell::new(None),
             on_store: RefCell::new(None),
+            disk: RefCell::new(None),
             entropy: RefCell::new(None),
             ahead: Cell::new(0),
         })
@@ -116,6 +123,16 @@ impl LocalObjects {
     /// nobody does.
     pub fn on_store(&self, watcher: OnStore) {
         *self.on_store.borrow_mut() = Some(watcher);
+    }
+
+    /// Puts objects that are opened from now on on a disk that is late, as the platform's is: a
+    /// commit returns at once and is durable when the `latency` of a write has passed, an answer
+    /// leaves its object once everything before it is durable, and an eviction takes back what is
+    /// not. Requests that agents send leave when their transport lets them: one that behaves as the
+    /// platform does waits for [`sync`](crate::platform::ObjectRuntime::sync). Default: a commit is
+    /// durable when it returns.
+    pub fn put_on_disk(&self, latency: Latency, watcher: OnDisk) {
+        *self.disk.borrow_mut() = Some((latency, watcher));
     }
 
     /// Draws the random bits of objects that are opened from now on from `entropy`. Default: the
@@ -144,7 +161,8 @@ impl LocalObjects {
         if let Some(object) = self.objects.borrow().get(session) {
             return Ok(object.clone());
         }
-        self.open(session, Rc::new(RusqliteDatabase::in_memory()?))
+        let database = Rc::new(RusqliteDatabase::in_memory()?);
+        self.open(session, database, Image::default())
     }
 
     /// The database of a session's object, if it was ever called.
@@ -188,9 +206,19 @@ impl LocalObjects {
             return self.producer(session);
         };
         // Read before the end: an alarm is the platform's, not the object's.
-        let due = object.runtime.alarm_at();
+        let armed = object.runtime.alarm_at();
         object.runtime.kill();
-        let opened = self.open(session, object.database)?;
+        let is_late = object.runtime.image().is_some();
+        let (database, image) = match object.runtime.image() {
+            Some((image, false)) => (image.opened()?, image),
+            Some((image, true)) => (object.database, image),
+            None => (object.database, Image::default()),
+        };
+        let due = if is_late { image.alarm } else { armed };
+        let opened = self.open(session, database, image)?;
+        if is_late {
+            self.tell_of_disk(session, DiskMoment::TakenBack);
+        }
         if let Some(at) = due {
             let runtime = &opened.runtime;
             runtime.spawn(runtime.set_alarm(Some(at)).map(drop).boxed_local());
@@ -207,10 +235,23 @@ impl LocalObjects {
         self.on_commit.take();
         self.on_effect.take();
         self.on_store.take();
+        self.disk.take();
         self.entropy.take();
     }
 
-    fn open(&self, session: &SessionId, database: Rc<RusqliteDatabase>) -> Result<Object> {
+    fn tell_of_disk(&self, session: &SessionId, moment: DiskMoment) {
+        let disk = self.disk.borrow().clone();
+        if let Some((_, watcher)) = disk {
+            watcher(session, moment);
+        }
+    }
+
+    fn open(
+        &self,
+        session: &SessionId,
+        database: Rc<RusqliteDatabase>,
+        image: Image,
+    ) -> Result<Object> {
         let Some(this) = self.this.upgrade() else {
             return Err(Error::internal("the objects are gone"));
         };
@@ -220,6 +261,16 @@ impl LocalObjects {
         runtime.put_clock(self.ahead.get());
         if let Some(entropy) = self.entropy.borrow().clone() {
             runtime.draw_from(entropy);
+        }
+        let disk = self.disk.borrow().clone();
+        if let Some((latency, _)) = disk {
+            let (objects, told) = (self.this.clone(), session.clone());
+            let tell = move |moment| {
+                if let Some(objects) = objects.upgrade() {
+                    objects.tell_of_disk(&told, moment);
+                }
+            };
+            runtime.put_on_disk(database.clone(), image, latency, Box::new(tell));
         }
         let (objects, told) = (self.this.clone(), session.clone());
         runtime.on_effect(Rc::new(move |effect| {
@@ -293,8 +344,11 @@ impl LivingDatabase {
         }
     }
 
-    /// Tells the watcher of a transaction that is part of no other.
+    /// Tells the disk and the watcher of a transaction that is part of no other.
     fn tell(&self, moment: CommitMoment) {
+        if self.depth.get() == 0 && moment == CommitMoment::After {
+            self.runtime.changed();
+        }
         let watcher = self
             .objects
             .upgrade()
@@ -351,10 +405,14 @@ impl Fetch for ObjectFetch {
         Box::pin(async move {
             let object = object.map_err(|error| FetchError(error.to_string()))?;
             let runtime = object.runtime;
-            let answer = Box::pin(object.producer.handle(request));
+            // An answer leaves once all that came before it is durable.
+            let answer = Box::pin(async {
+                let answer = object.producer.handle(request).await;
+                runtime.sync().await.map(|()| answer)
+            });
             match select(answer, runtime.ended().boxed_local()).await {
                 // An answer that the object gave with its last breath did not leave it.
-                Either::Left((response, _)) if !runtime.is_ended() => {
+                Either::Left((Ok(response), _)) if !runtime.is_ended() => {
                     Ok(response.map(|body| living(body, &runtime)))
                 }
                 _ => Err(FetchError(ENDED.into())),

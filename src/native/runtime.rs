@@ -3,14 +3,16 @@
 //! The clock is tokio's, so that a paused clock makes every wait virtual. An object's alarm is a
 //! task that sleeps until the alarm's time; arming it again replaces it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures::channel::oneshot;
-use futures::future::{FutureExt as _, LocalBoxFuture, Shared};
+use futures::future::{Either, FutureExt as _, LocalBoxFuture, Shared, select};
 
+use super::database::RusqliteDatabase;
+use super::disk::{Disk, DiskMoment, Image, Latency};
 use crate::error::{Error, Result};
 use crate::platform::{Level, Line, ObjectRuntime, Runtime};
 use crate::protocol::ids::{Timestamp, millis};
@@ -53,6 +55,8 @@ pub struct LocalRuntime {
     /// What the clock is ahead of tokio's, in milliseconds.
     ahead: Cell<i64>,
     entropy: RefCell<Option<Entropy>>,
+    /// Without one, a commit is durable when it returns.
+    disk: OnceCell<Rc<Disk>>,
     on_alarm: RefCell<Option<OnAlarm>>,
     on_effect: Rc<RefCell<Option<OnEffect>>>,
     tasks: Rc<RefCell<Vec<tokio::task::AbortHandle>>>,
@@ -75,6 +79,7 @@ impl LocalRuntime {
             armed: Rc::new(Cell::new((0, None))),
             ahead: Cell::new(0),
             entropy: RefCell::default(),
+            disk: OnceCell::new(),
             on_alarm: RefCell::new(None),
             on_effect: Rc::default(),
             tasks: Rc::default(),
@@ -138,6 +143,32 @@ impl LocalRuntime {
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.living.borrow().is_none()
+    }
+
+    /// Puts the object on a disk that is late.
+    pub(super) fn put_on_disk(
+        &self,
+        database: Rc<RusqliteDatabase>,
+        image: Image,
+        latency: Latency,
+        told: Box<dyn Fn(DiskMoment)>,
+    ) {
+        let disk = Disk::new(database, self.armed.clone(), image, latency, told);
+        // An object is put on its disk once, before anything is done with it.
+        drop(self.disk.set(disk));
+    }
+
+    /// Its database or its alarm has changed.
+    pub(super) fn changed(&self) {
+        if let Some(writing) = self.disk.get().and_then(Disk::changed) {
+            self.spawn(writing);
+        }
+    }
+
+    /// What is durable, where the disk is late, and whether that is all.
+    pub(super) fn image(&self) -> Option<(Image, bool)> {
+        let disk = self.disk.get()?;
+        Some((disk.image(), disk.is_settled()))
     }
 
     /// What waits for the alarm from now on, in place of what waited before.
@@ -208,7 +239,17 @@ impl Runtime for LocalRuntime {
 
 impl ObjectRuntime for LocalRuntime {
     fn sync(&self) -> LocalBoxFuture<'static, Result<()>> {
-        Box::pin(async { Ok(()) })
+        let Some(disk) = self.disk.get() else {
+            return Box::pin(async { Ok(()) });
+        };
+        let (durable, ended) = (disk.wait(), self.ended().boxed_local());
+        Box::pin(async move {
+            match select(durable, ended).await {
+                Either::Left((Ok(()), _)) => Ok(()),
+                Either::Left(_) => Err(Error::internal("the disk has failed")),
+                Either::Right(_) => Err(Error::internal("the object has ended")),
+            }
+        })
     }
 
     fn set_alarm(&self, at: Option<Timestamp>) -> LocalBoxFuture<'static, Result<()>> {
@@ -217,6 +258,7 @@ impl ObjectRuntime for LocalRuntime {
         }
         let generation = self.armed.get().0.wrapping_add(1);
         self.armed.set((generation, at));
+        self.changed();
         tell(&self.on_effect, Effect::AlarmSet);
         if self.is_ended() {
             // Who was told has ended the object; the alarm is armed and outlives it.
@@ -235,6 +277,7 @@ impl ObjectRuntime for LocalRuntime {
         let wait = Duration::from_millis(at.saturating_sub(self.now()));
         let (armed, sleeper) = (self.armed.clone(), self.sleeper.clone());
         let (tasks, watcher) = (self.tasks.clone(), self.on_effect.clone());
+        let disk = self.disk.get().cloned();
         let alarm = tokio::task::spawn_local(async move {
             tokio::time::sleep(wait).await;
             if armed.get().0 == generation {
@@ -246,6 +289,9 @@ impl ObjectRuntime for LocalRuntime {
                 // An action that is cut off stays due: the platform repeats it.
                 if armed.get().0 == generation {
                     armed.set((generation, None));
+                    if let Some(writing) = disk.as_ref().and_then(Disk::changed) {
+                        writing.await;
+                    }
                 }
             }
         });
