@@ -11,6 +11,7 @@
 pub mod agents;
 pub mod gate;
 pub mod judge;
+pub mod ledger;
 pub mod link;
 #[path = "../../tests/stories/paired.rs"]
 #[allow(dead_code)] // The judge of histories of all tests.

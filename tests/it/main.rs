@@ -16,6 +16,7 @@ mod cases;
 mod children;
 mod conversation;
 mod coverage;
+mod disk;
 mod eviction;
 mod examples;
 mod faults;
