@@ -345,6 +345,12 @@ impl Dispatch {
         }
     }
 
+    /// Whether a start may be on its way still: that nobody knows the child now is no word on
+    /// whether it will be begun.
+    pub(super) fn may_begin(&self) -> bool {
+        self.start_sent && self.stream.is_none()
+    }
+
     pub(super) fn read_status(&mut self) {
         self.go(Phase::Status, Effect::ReadStatus);
     }

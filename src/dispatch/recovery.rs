@@ -87,10 +87,23 @@ impl Dispatch {
         match answer {
             Ok(status) => self.judge(status, now),
             Err(error) => match lost_cause(&error) {
-                Some(cause) => self.settle(Draft::failed(CallFailure::lost(cause))),
+                Some(cause) => {
+                    let mut draft = Draft::failed(CallFailure::lost(cause));
+                    self.may_come(&mut draft);
+                    self.settle(draft);
+                }
                 None if error.may_pass() => self.on_status_unreadable(&error, now),
                 None => self.refuse(&error),
             },
+        }
+    }
+
+    /// Nobody knows the child. If its start is not answered yet, it may be begun behind this, and has
+    /// to be told then.
+    fn may_come(&mut self, draft: &mut Draft) {
+        if self.may_begin() {
+            draft.untold = true;
+            self.note("the child is not found, and its start may be on its way still");
         }
     }
 
@@ -272,7 +285,10 @@ impl Dispatch {
             Ok(_) => draft.usage = Fold::Wanted,
             Err(error) if attach_instead(&error).is_some() => draft.usage = Fold::Wanted,
             Err(TransportError::Refused { envelope, .. })
-                if envelope.known_code() == Some(Code::NotFound) => {}
+                if envelope.known_code() == Some(Code::NotFound) =>
+            {
+                self.may_come(&mut draft);
+            }
             Err(error) => {
                 draft.untold = true;
                 self.note(format!("the child could not be told to stop: {error}"));

@@ -251,7 +251,7 @@ impl Producer {
                 self.interrupt_child(sub, child).await
             }
             Ok(_) => true,
-            Err(error) => lost_cause(&error).is_some(),
+            Err(error) => lost_cause(&error).is_some() && !self.may_begin(child),
         }
     }
 
@@ -351,7 +351,10 @@ impl Producer {
             },
             Err(error) => {
                 let cause = match lost_cause(&error) {
-                    Some(cause) => cause,
+                    Some(cause) => {
+                        told = !self.may_begin(&child);
+                        cause
+                    }
                     None if self.is_past_grace(sub, &child) => {
                         told = self.interrupt_child(sub, &child).await;
                         "status_unreachable".into()
@@ -421,7 +424,11 @@ impl Producer {
         match self.bounded(sub, sub.transport.interrupt(request)).await {
             Ok(_) => true,
             Err(error) if attach_instead(&error).is_some() => true,
-            Err(error) if lost_cause(&error).as_deref() == Some("not_found") => true,
+            Err(error)
+                if lost_cause(&error).as_deref() == Some("not_found") && !self.may_begin(child) =>
+            {
+                true
+            }
             Err(error) => {
                 self.warn_of(child, &format!("it could not be told to stop: {error}"));
                 false
@@ -482,6 +489,12 @@ impl Producer {
         self.now() > sub.policy.end_of_grace(child.deadline)
     }
 
+    /// Whether a start that was never answered may still begin the child: then it is not there to be
+    /// told now, and may be later.
+    fn may_begin(&self, child: &SubSessionRecord) -> bool {
+        child.remote.is_none() && self.now().saturating_sub(child.deadline) < MAY_BEGIN_MS
+    }
+
     fn warn_of(&self, child: &SubSessionRecord, note: &str) {
         let fields = [
             ("subSessionId", child.sub_session_id.as_str()),
@@ -490,6 +503,10 @@ impl Producer {
         self.log(Level::Warn, "sub_agent", &fields);
     }
 }
+
+/// How long behind a call's deadline a start that was never answered may be on its way, in
+/// milliseconds.
+const MAY_BEGIN_MS: u64 = 60 * 60_000;
 
 /// The first wait before a child is told again, in milliseconds; it grows with the ref's age.
 const TELL_AGAIN_MS: u64 = 60_000;

@@ -5,6 +5,7 @@
 mod entries;
 mod fan_out;
 mod kills;
+mod late;
 mod lost;
 mod orphans;
 mod stopping;
@@ -51,7 +52,11 @@ struct Network {
     asked: Rc<RefCell<BTreeMap<String, usize>>>,
     /// The keys of starts that reached the child's service.
     starts: Rc<RefCell<Vec<String>>>,
+    /// The requests that are on their way.
+    held: Rc<RefCell<Vec<Held>>>,
 }
+
+type Held = LocalBoxFuture<'static, Result<Response, FetchError>>;
 
 #[derive(Clone, Copy)]
 enum Fault {
@@ -59,6 +64,8 @@ enum Fault {
     Lost,
     /// It arrives, and its answer does not.
     AnswerLost,
+    /// It is on its way until [`Network::deliver`], when nobody waits for its answer any more.
+    Held,
     /// The service answers with an envelope of this status and code.
     Refused(u16, &'static str),
 }
@@ -74,6 +81,15 @@ impl Network {
 
     fn mend(&self) {
         self.faults.borrow_mut().clear();
+    }
+
+    /// What was held arrives.
+    async fn deliver(&self) {
+        let held = std::mem::take(&mut *self.held.borrow_mut());
+        assert!(!held.is_empty());
+        for request in held {
+            request.await.unwrap();
+        }
     }
 
     fn asked(&self, action: &str) -> usize {
@@ -114,6 +130,10 @@ impl Fetch for Line {
             self.network.starts.borrow_mut().push(key.to_owned());
         }
         let answer = self.inner.fetch(request);
+        if let Some(Fault::Held) = fault {
+            self.network.held.borrow_mut().push(answer);
+            return Box::pin(futures::future::pending());
+        }
         Box::pin(async move {
             let answer = answer.await;
             match fault {

@@ -172,10 +172,34 @@ fn the_deadline_does_not_wait_for_a_start() {
     bench.effects();
     assert_eq!(bench.dispatch.handle_deadline(), Abandon::Yes);
     assert_eq!(bench.effects(), interrupt(Code::RunTimeout));
+    let effects = bench.tell(Event::Interrupted(Err(refused(404, "NOT_FOUND"))));
+    assert_eq!(failure(&effects).0, "run_timeout");
+    assert!(is_untold(&effects), "the start may be on its way");
+}
+
+#[test]
+fn a_child_that_nobody_knows_has_to_be_told_as_long_as_its_start_is_not_answered() {
+    let not_found = || refused(404, "NOT_FOUND");
+    // Away until the call's time was over, and nobody has heard of the child.
+    let mut bench = Bench::restarted(true, None);
+    bench.effects();
+    bench.dispatch.handle_deadline();
+    assert_eq!(bench.effects(), [Effect::ReadStatus]);
+    let effects = bench.tell(Event::Status(Err(not_found())));
     assert_eq!(
-        failure(&bench.tell(Event::Interrupted(Err(refused(404, "NOT_FOUND"))))).0,
-        "run_timeout"
+        failure(&effects),
+        ("framework_subagent_lost".into(), Some("not_found".into()))
     );
+    assert!(is_untold(&effects));
+
+    // One whose start was answered is gone for good.
+    let mut bench = Bench::restarted(true, Some(("st_1", 4)));
+    bench.effects();
+    bench.dispatch.handle_stop();
+    assert_eq!(bench.effects(), interrupt(Code::RunInterrupted));
+    let effects = bench.tell(Event::Interrupted(Err(not_found())));
+    assert_eq!(failure(&effects).0, "run_interrupted");
+    assert!(!is_untold(&effects));
 }
 
 #[test]
