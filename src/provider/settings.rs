@@ -16,7 +16,7 @@ use crate::transport::Fetch;
 /// The variable with the model's name at its provider.
 const MODEL_NAME: &str = "MODEL_NAME";
 
-/// The variable that bounds the tokens of an answer; it may be missing.
+/// The variable that bounds the tokens of an answer.
 const MODEL_MAX_TOKENS: &str = "MODEL_MAX_TOKENS";
 
 /// The variable that has a model of Anthropic think: `adaptive`, or a number of tokens.
@@ -24,6 +24,17 @@ const MODEL_THINKING: &str = "MODEL_THINKING";
 
 /// The variable that holds a model of chat completions to an agent's declared output.
 const MODEL_STRUCTURED_OUTPUT: &str = "MODEL_STRUCTURED_OUTPUT";
+
+/// The providers.
+const PROVIDERS: [&str; 4] = ["offline", "openai", "anthropic", "workers-ai"];
+
+/// Who does something by each variable that is not one provider's own.
+const TAKERS: [(&str, &[&str]); 4] = [
+    (MODEL_NAME, &["openai", "anthropic", "workers-ai"]),
+    (MODEL_MAX_TOKENS, &["openai", "anthropic", "workers-ai"]),
+    (MODEL_THINKING, &["anthropic"]),
+    (MODEL_STRUCTURED_OUTPUT, &["openai"]),
+];
 
 /// Why the settings name no model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -44,6 +55,19 @@ pub enum SettingError {
     Malformed {
         /// The variable.
         variable: &'static str,
+    },
+    /// A variable is set that the provider does nothing by.
+    #[error(
+        "the variable {variable} is set, and the model provider {provider} does nothing by it; unset \
+         it, or choose the provider {}", .takers.join(" or ")
+    )]
+    Unsupported {
+        /// The variable.
+        variable: &'static str,
+        /// The provider.
+        provider: &'static str,
+        /// The providers that do something by it.
+        takers: &'static [&'static str],
     },
     /// The program has no way to the models of Workers AI.
     #[error("the model provider workers-ai needs the binding of Workers AI, which is not there")]
@@ -69,18 +93,36 @@ pub struct KnownModels<'a> {
 }
 
 impl KnownModels<'_> {
-    /// The model of this provider: `offline`, `openai`, `anthropic` or `workers-ai`.
+    /// The model of this provider: `offline`, `openai`, `anthropic` or `workers-ai`. No variable that
+    /// is set is passed over, but those of another provider's key and address.
     ///
     /// # Errors
     /// [`SettingError`].
     pub fn model(&self, provider: &str) -> Result<Rc<dyn LanguageModel>, SettingError> {
+        self.all_are_taken(provider)?;
         Ok(match provider {
             "offline" => Rc::new(OfflineModel::new()),
             "openai" => Rc::new(self.openai()?),
             "anthropic" => Rc::new(self.anthropic()?),
-            "workers-ai" => Rc::new(self.workers_ai()?),
-            other => return Err(SettingError::Unknown(other.to_owned())),
+            _ => Rc::new(self.workers_ai()?),
         })
+    }
+
+    fn all_are_taken(&self, provider: &str) -> Result<(), SettingError> {
+        let known = PROVIDERS.into_iter().find(|known| *known == provider);
+        let provider = known.ok_or_else(|| SettingError::Unknown(provider.to_owned()))?;
+        let is_on = |variable| self.set(variable).is_some_and(|value| value != "false");
+        let mut untaken = TAKERS
+            .into_iter()
+            .filter(|(_, takers)| !takers.contains(&provider));
+        match untaken.find(|(variable, _)| is_on(variable)) {
+            None => Ok(()),
+            Some((variable, takers)) => Err(SettingError::Unsupported {
+                variable,
+                provider,
+                takers,
+            }),
+        }
     }
 
     fn openai(&self) -> Result<OpenAiModel, SettingError> {

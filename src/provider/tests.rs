@@ -233,6 +233,77 @@ fn the_settings_have_a_model_think_or_keep_to_a_declared_output() {
     }
 }
 
+/// A provider, what it needs, and what it does nothing by.
+type Taking = (
+    &'static str,
+    &'static [(&'static str, &'static str)],
+    &'static [&'static str],
+);
+
+#[test]
+fn a_setting_that_a_provider_does_nothing_by_is_refused_with_what_to_do() {
+    let table: [Taking; 4] = [
+        (
+            "offline",
+            &[],
+            &[
+                "MODEL_NAME",
+                "MODEL_MAX_TOKENS",
+                "MODEL_THINKING",
+                "MODEL_STRUCTURED_OUTPUT",
+            ],
+        ),
+        (
+            "openai",
+            &[("MODEL_NAME", "m"), ("OPENAI_API_KEY", "sk")],
+            &["MODEL_THINKING"],
+        ),
+        (
+            "anthropic",
+            &[("MODEL_NAME", "m"), ("ANTHROPIC_API_KEY", "sk")],
+            &["MODEL_STRUCTURED_OUTPUT"],
+        ),
+        (
+            "workers-ai",
+            &[("MODEL_NAME", "m"), ("AI", "")],
+            &["MODEL_THINKING", "MODEL_STRUCTURED_OUTPUT"],
+        ),
+    ];
+    let values = [
+        ("MODEL_NAME", "m"),
+        ("MODEL_MAX_TOKENS", "9"),
+        ("MODEL_THINKING", "2000"),
+        ("MODEL_STRUCTURED_OUTPUT", "true"),
+    ];
+    for (provider, needed, untaken) in table {
+        for (variable, value) in values {
+            let mut set = needed.to_vec();
+            set.push((variable, value));
+            let found = chosen(provider, &set);
+            if !untaken.contains(&variable) {
+                assert_eq!(found, Ok("m".into()), "{provider} {variable}");
+                continue;
+            }
+            let said = found.unwrap_err().to_string();
+            let (is, to_do) = said.split_once("; ").unwrap();
+            assert!(is.contains(variable) && is.contains(provider), "{said}");
+            assert!(to_do.starts_with("unset it, or choose the provider "));
+            let taker = table
+                .iter()
+                .find(|(taker, _, other)| !other.contains(&variable) && to_do.contains(taker));
+            assert!(taker.is_some() && !to_do.contains(provider), "{said}");
+        }
+        // What is turned off asks for nothing, and neither does another provider's key.
+        let mut set = needed.to_vec();
+        set.extend([
+            ("MODEL_STRUCTURED_OUTPUT", "false"),
+            ("MODEL_THINKING", " "),
+        ]);
+        set.extend([("OPENAI_API_KEY", "sk"), ("ANTHROPIC_API_KEY", "sk")]);
+        assert!(chosen(provider, &set).is_ok(), "{provider}");
+    }
+}
+
 #[test]
 fn the_settings_choose_the_model_and_a_missing_one_is_named() {
     let missing = |variable, provider| Err(SettingError::Missing { variable, provider });
