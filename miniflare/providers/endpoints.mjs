@@ -75,7 +75,7 @@ export async function startEndpoints(answer, pace = {}) {
     const dialect = request.url.endsWith("/messages") ? ANTHROPIC : CHAT;
     const play = SCENES[lastWords(body)];
     if (!play) return response.writeHead(404).end();
-    await play({ request, response, dialect }).catch(() => response.destroy());
+    await play({ request, response, dialect, body }).catch(() => response.destroy());
   });
   for (const server of [front, raw]) {
     server.listen(0, "127.0.0.1");
@@ -115,23 +115,36 @@ const data = (value) => `data: ${JSON.stringify(value)}\n\n`;
 const event = (value) => `event: ${value.type}\ndata: ${JSON.stringify(value)}\n\n`;
 
 const CHAT = {
+  usage: { prompt_tokens: 30, completion_tokens: 9, total_tokens: 39, prompt_tokens_details: { cached_tokens: 20 }, completion_tokens_details: { reasoning_tokens: 4 } },
+  /** How an answer is held to an output: as OpenAI has it, who wants a key, or as Workers AI, which neither streams such an answer nor has tools beside. */
+  holds({ response_format: format, stream, tools, tool_choice: choice }, { authorization: key }) {
+    const { type, json_schema: given } = format ?? {};
+    if (key) return type === "json_schema" && given.name && given.schema.properties.depth && stream ? "streamed" : undefined;
+    if (format) return type === "json_schema" && given.properties?.depth && !stream && !tools ? "whole" : undefined;
+    return choice === "required" && stream && tools.some((tool) => tool.function.name === "finish") ? "by tool" : undefined;
+  },
   text: (content) => data({ choices: [{ index: 0, delta: { content }, finish_reason: null }] }),
   whole: (content, finish = "stop") =>
     [
       data({ choices: [{ index: 0, delta: { reasoning: "Größer 🤔" }, finish_reason: null }] }),
       CHAT.text(content),
       data({ choices: [{ index: 0, delta: {}, finish_reason: finish }] }),
-      data({
-        choices: [],
-        usage: { prompt_tokens: 30, completion_tokens: 9, total_tokens: 39, prompt_tokens_details: { cached_tokens: 20 }, completion_tokens_details: { reasoning_tokens: 4 } },
-      }),
+      data({ choices: [], usage: CHAT.usage }),
       "data: [DONE]\n\n",
     ].join(""),
   overloaded: () => data({ error: { message: CANARY, type: "server_error", code: 503 } }),
   refusal: "content_filter",
 };
 
+/** What a schema of Anthropic's may hold here; it refuses others. */
+const WORDS_OF_SCHEMA = new Set(["type", "properties", "required", "additionalProperties", "description", "title"]);
+
 const ANTHROPIC = {
+  holds({ output_config: config, stream }) {
+    const { type, schema } = config?.format ?? {};
+    const isSaid = (part) => Object.keys(part).every((word) => WORDS_OF_SCHEMA.has(word)) && Object.values(part.properties ?? {}).every(isSaid);
+    return type === "json_schema" && schema.properties.depth && schema.additionalProperties === false && isSaid(schema) && stream ? "streamed" : undefined;
+  },
   text: (text) => event({ type: "content_block_delta", index: 0, delta: { type: "text_delta", text } }),
   whole: (text, reason = "end_turn") =>
     [
@@ -170,7 +183,17 @@ async function byByte(response, bytes) {
 const refused = (status, headers) => async ({ response }) =>
   response.writeHead(status, { "content-type": "application/json", ...headers }).end(JSON.stringify({ error: { message: CANARY } }));
 
-/** @type {Record<string, (play: {request: object, response: import("node:http").ServerResponse, dialect: typeof CHAT}) => Promise<unknown>>} */
+/** Plays `answer` where the request asks to be held to an output in a way that its provider has, else refuses it. */
+const held = (answer) => async (asked) => {
+  const { request, response, dialect, body } = asked;
+  const how = dialect.holds(body, request.headers);
+  if (!how) return response.writeHead(400, { "content-type": "application/json" }).end(JSON.stringify({ error: { message: CANARY } }));
+  await answer(asked, how);
+};
+
+const OUTPUT = { depth: 3 };
+
+/** @type {Record<string, (play: {request: object, response: import("node:http").ServerResponse, dialect: typeof CHAT, body: object}) => Promise<unknown>>} */
 const SCENES = {
   "split": async ({ response, dialect }) => {
     streaming(response);
@@ -220,6 +243,20 @@ const SCENES = {
     streaming(response);
     response.end(dialect.text("kept") + dialect.overloaded());
   },
+  "held": held(async ({ response, dialect }, how) => {
+    if (how === "whole") return response.writeHead(200, { "content-type": "application/json" }).end(JSON.stringify({ response: OUTPUT, usage: CHAT.usage }));
+    streaming(response);
+    response.end(dialect.whole(JSON.stringify(OUTPUT)));
+  }),
+  "held with tools": held(async ({ response, dialect }, how) => {
+    streaming(response);
+    if (how !== "by tool") return response.end(dialect.whole(JSON.stringify(OUTPUT)));
+    const call = { index: 0, id: "c3", type: "function", function: { name: "finish", arguments: JSON.stringify(OUTPUT) } };
+    response.end(data({ choices: [{ index: 0, delta: { tool_calls: [call] }, finish_reason: "tool_calls" }], usage: CHAT.usage }) + "data: [DONE]\n\n");
+  }),
+  "held in vain": held(async ({ response }) =>
+    response.writeHead(400, { "content-type": "application/json" }).end(JSON.stringify({ errors: [{ code: 5025, message: `${CANARY}: JSON Mode couldn't be met` }] })),
+  ),
   "date": refused(503, { "retry-after": new Date(Date.now() + 3600_000).toUTCString() }),
   "moved": refused(302, { location: "http://127.0.0.1:9/v1" }),
 };

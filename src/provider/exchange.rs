@@ -28,10 +28,18 @@ const ANSWER_LIMIT: usize = 64 * 1024 * 1024;
 /// How much of a refusal is read, in bytes.
 const REFUSAL_LIMIT: usize = 64 * 1024;
 
+/// What is said of an answer that has no end.
+const BROKE_OFF: &str = "The model's answer broke off.";
+
 /// What reads the events of one answer.
 pub(super) trait Reader {
     /// Takes the next event of the body; what it says goes to `said`.
     fn take(&mut self, event: &Event, said: &mut VecDeque<ModelEvent>) -> Result<(), ModelError>;
+
+    /// Whether the answer was asked for as one document, which is then its only event.
+    fn is_whole(&self) -> bool {
+        false
+    }
 
     /// Whether the provider has said why its answer ended.
     fn is_answered(&self) -> bool;
@@ -117,7 +125,12 @@ impl Exchange {
 
     async fn open(&mut self, request: Request) -> Result<Stage, ModelError> {
         let asked = self.line.fetch.fetch(request);
-        let connect = self.line.policy.connect_timeout;
+        // What is not streamed begins when it ends.
+        let connect = if self.reader.is_whole() {
+            self.line.policy.idle_timeout
+        } else {
+            self.line.policy.connect_timeout
+        };
         let response = match self.within(connect, asked).await? {
             Some(Ok(response)) => response,
             // The platform's words may hold the address, and an address may hold a key.
@@ -133,6 +146,9 @@ impl Exchange {
             return Err(self.refused(response).await);
         }
         if is_document(&response) {
+            if self.reader.is_whole() {
+                return self.document(response).await;
+            }
             let said = "The model provider answered with a document in place of a stream.";
             return Err(ModelError::new(ModelErrorKind::Malformed, said));
         }
@@ -140,6 +156,25 @@ impl Exchange {
             Body::Full(bytes) => Box::pin(stream::iter([Ok(bytes)])),
             Body::Stream(parts) => parts,
         }))
+    }
+
+    async fn document(&mut self, response: Response) -> Result<Stage, ModelError> {
+        let body = response.into_body().collect(ANSWER_LIMIT);
+        let idle = self.line.policy.idle_timeout;
+        let Some(Ok(body)) = self.within(idle, body).await? else {
+            return Err(unavailable(BROKE_OFF));
+        };
+        let event = Event {
+            name: String::new(),
+            id: None,
+            data: String::from_utf8_lossy(&body).into_owned(),
+        };
+        self.reader.take(&event, &mut self.said)?;
+        if self.said.is_empty() {
+            return Err(malformed("says nothing"));
+        }
+        self.reader.finish(&mut self.said);
+        Ok(Stage::Over)
     }
 
     async fn refused(&mut self, response: Response) -> ModelError {
@@ -165,7 +200,7 @@ impl Exchange {
                 self.decoder.push(&part);
                 None
             }
-            Ok(Some(Some(Err(_)) | None)) => Some("The model's answer broke off.".to_owned()),
+            Ok(Some(Some(Err(_)) | None)) => Some(BROKE_OFF.to_owned()),
             Ok(None) => Some(format!(
                 "The model said nothing for {} s in the middle of its answer.",
                 idle.as_secs_f64()

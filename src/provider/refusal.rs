@@ -105,7 +105,7 @@ impl Refusal {
     }
 
     fn judge(&self, status: Option<u16>) -> (ModelErrorKind, &'static str) {
-        use ModelErrorKind::{ContextOverflow, RateLimited, Rejected, Unavailable};
+        use ModelErrorKind::{ContextOverflow, Malformed, RateLimited, Rejected, Unavailable};
         let names = |words: &[&str]| words.iter().any(|word| self.name.contains(word));
         let says = |words: &[&str]| words.iter().any(|word| self.text.contains(word));
         let is_request = matches!(status, None | Some(400 | 413 | 422 | 500));
@@ -114,6 +114,9 @@ impl Refusal {
                 ContextOverflow,
                 "The conversation is too long for the model's context",
             );
+        }
+        if says(&["json mode couldn't be met"]) {
+            return (Malformed, "The model did not keep to the declared output");
         }
         let is_said = status < Some(500) && !names(&RATE_LIMIT) && says(&NO_CREDIT_TEXT);
         if status == Some(402) || names(&NO_CREDIT) || is_said {
@@ -218,7 +221,7 @@ mod tests {
 
     use super::{Refusal, retry_after};
     use crate::agent::model::ModelErrorKind::{
-        self, ContextOverflow, RateLimited, Rejected, Unavailable,
+        self, ContextOverflow, Malformed, RateLimited, Rejected, Unavailable,
     };
 
     fn judged(status: Option<u16>, body: &Value) -> (ModelErrorKind, String) {
@@ -288,6 +291,11 @@ mod tests {
                 Some(400),
                 json!([{"error": {"code": 400, "message": "The input token count exceeds the maximum number of tokens allowed", "status": "INVALID_ARGUMENT"}}]),
                 ContextOverflow,
+            ),
+            (
+                Some(400),
+                json!({"errors": [{"code": 5025, "message": "AiError: JSON Mode couldn't be met"}]}),
+                Malformed,
             ),
             (Some(401), Value::Null, Rejected),
             (

@@ -22,7 +22,7 @@ const MODEL_MAX_TOKENS: &str = "MODEL_MAX_TOKENS";
 /// The variable that has a model of Anthropic think: `adaptive`, or a number of tokens.
 const MODEL_THINKING: &str = "MODEL_THINKING";
 
-/// The variable that holds a model of chat completions to an agent's declared output.
+/// The variable that holds a model to an agent's declared output.
 const MODEL_STRUCTURED_OUTPUT: &str = "MODEL_STRUCTURED_OUTPUT";
 
 /// The providers.
@@ -33,7 +33,10 @@ const TAKERS: [(&str, &[&str]); 4] = [
     (MODEL_NAME, &["openai", "anthropic", "workers-ai"]),
     (MODEL_MAX_TOKENS, &["openai", "anthropic", "workers-ai"]),
     (MODEL_THINKING, &["anthropic"]),
-    (MODEL_STRUCTURED_OUTPUT, &["openai"]),
+    (
+        MODEL_STRUCTURED_OUTPUT,
+        &["openai", "anthropic", "workers-ai"],
+    ),
 ];
 
 /// Why the settings name no model.
@@ -133,14 +136,7 @@ impl KnownModels<'_> {
         let runtime = self.runtime.clone();
         let model = OpenAiModel::new(self.fetch.clone(), runtime, &base_url, Some(&key), name)
             .map_err(|_| SettingError::Malformed { variable: KEY })?;
-        let model = match self.set(MODEL_STRUCTURED_OUTPUT).as_deref() {
-            None | Some("false") => model,
-            Some("true") => model.with_structured_output(),
-            Some(_) => {
-                let variable = MODEL_STRUCTURED_OUTPUT;
-                return Err(SettingError::Malformed { variable });
-            }
-        };
+        let model = self.structured(model, OpenAiModel::with_structured_output)?;
         self.bounded(model, OpenAiModel::with_max_tokens)
     }
 
@@ -166,6 +162,7 @@ impl KnownModels<'_> {
             None => model,
             Some(thinking) => model.with_thinking(thinking),
         };
+        let model = self.structured(model, AnthropicModel::with_structured_output)?;
         self.bounded(model, AnthropicModel::with_max_tokens)
     }
 
@@ -176,7 +173,18 @@ impl KnownModels<'_> {
         let model = OpenAiModel::new(fetch, self.runtime.clone(), "http://ai", None, name)
             .map_err(|_| SettingError::NoBinding)?
             .with_dialect(ChatDialect::WorkersAi);
+        let model = self.structured(model, OpenAiModel::with_structured_output)?;
         self.bounded(model, OpenAiModel::with_max_tokens)
+    }
+
+    fn structured<M>(&self, model: M, hold: impl FnOnce(M) -> M) -> Result<M, SettingError> {
+        match self.set(MODEL_STRUCTURED_OUTPUT).as_deref() {
+            None | Some("false") => Ok(model),
+            Some("true") => Ok(hold(model)),
+            Some(_) => Err(SettingError::Malformed {
+                variable: MODEL_STRUCTURED_OUTPUT,
+            }),
+        }
     }
 
     fn bounded<M>(&self, model: M, bound: impl FnOnce(M, u32) -> M) -> Result<M, SettingError> {

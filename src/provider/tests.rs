@@ -193,7 +193,7 @@ fn asked(provider: &str, set: &[(&str, &str)]) -> serde_json::Value {
         let models = KnownModels {
             variable: &variable,
             fetch: Rc::new(Wire(served.clone())),
-            workers_ai: None,
+            workers_ai: Some(Rc::new(Wire(served.clone()))),
             runtime: Rc::new(TestRuntime::new()),
         };
         let model = models.model(provider).unwrap();
@@ -215,6 +215,16 @@ fn the_settings_have_a_model_think_or_keep_to_a_declared_output() {
     for off in ["false", " "] {
         assert!(structured(off).is_null(), "{off:?}");
     }
+    let with = |provider, needed: &[(&'static str, &'static str)]| {
+        asked(
+            provider,
+            &[needed, &[("MODEL_STRUCTURED_OUTPUT", "true")]].concat(),
+        )
+    };
+    let sent = with("anthropic", &anthropic);
+    assert_eq!(sent["output_config"]["format"]["schema"]["title"], "Report");
+    let sent = with("workers-ai", &[("MODEL_NAME", "m")]);
+    assert_eq!(sent["tool_choice"], "required");
     let thinking = |value| {
         let set = [anthropic[0], anthropic[1], ("MODEL_THINKING", value)];
         asked("anthropic", &set)["thinking"]["type"].clone()
@@ -224,6 +234,7 @@ fn the_settings_have_a_model_think_or_keep_to_a_declared_output() {
     assert!(thinking("").is_null());
     for (provider, [name, key], variable) in [
         ("openai", openai, "MODEL_STRUCTURED_OUTPUT"),
+        ("anthropic", anthropic, "MODEL_STRUCTURED_OUTPUT"),
         ("anthropic", anthropic, "MODEL_THINKING"),
     ] {
         assert_eq!(
@@ -261,12 +272,12 @@ fn a_setting_that_a_provider_does_nothing_by_is_refused_with_what_to_do() {
         (
             "anthropic",
             &[("MODEL_NAME", "m"), ("ANTHROPIC_API_KEY", "sk")],
-            &["MODEL_STRUCTURED_OUTPUT"],
+            &[],
         ),
         (
             "workers-ai",
             &[("MODEL_NAME", "m"), ("AI", "")],
-            &["MODEL_THINKING", "MODEL_STRUCTURED_OUTPUT"],
+            &["MODEL_THINKING"],
         ),
     ];
     let values = [

@@ -180,22 +180,33 @@ fn model(
         "m-1"
     };
     let key = "canary-of-the-key";
-    Ok(match client {
-        Client::OpenAi => {
-            let model = OpenAiModel::new(endpoints.fetch.clone(), runtime, &url, Some(key), name)?;
-            Rc::new(model.with_policy(policy))
-        }
+    let fetch = endpoints.fetch.clone();
+    let chat = match client {
         Client::Anthropic => {
-            let model = AnthropicModel::new(endpoints.fetch.clone(), runtime, &url, key, name)?;
-            Rc::new(model.with_policy(policy))
+            let model = AnthropicModel::new(fetch, runtime, &url, key, name)?.with_policy(policy);
+            return Ok(if is_held(case.scene) {
+                Rc::new(model.with_structured_output())
+            } else {
+                Rc::new(model)
+            });
         }
+        Client::OpenAi => OpenAiModel::new(fetch, runtime, &url, Some(key), name)?,
         Client::WorkersAi => {
-            let fetch = endpoints.workers_ai.clone();
-            let model = OpenAiModel::new(fetch, runtime, &url, None, name)?;
-            let model = model.with_dialect(ChatDialect::WorkersAi);
-            Rc::new(model.with_policy(policy))
+            OpenAiModel::new(endpoints.workers_ai.clone(), runtime, &url, None, name)?
+                .with_dialect(ChatDialect::WorkersAi)
         }
+    };
+    let chat = chat.with_policy(policy);
+    Ok(if is_held(case.scene) {
+        Rc::new(chat.with_structured_output())
+    } else {
+        Rc::new(chat)
     })
+}
+
+/// Whether a scene is asked by an agent with a declared output, to which its provider is to be held.
+fn is_held(scene: &str) -> bool {
+    scene.starts_with("held")
 }
 
 /// A conversation in which two calls were made and answered.
@@ -214,6 +225,22 @@ fn question(scene: &str) -> ModelRequest {
             error: (!success).then(|| "It failed.".into()),
         },
     };
+    let tool = |name: &str, parameters: Value| ToolSpec {
+        name: name.into(),
+        description: "Does it.".into(),
+        parameters,
+    };
+    let query = json!({"type": "object", "properties": {"query": {"type": "string"}}});
+    let output = json!({
+        "type": "object",
+        "properties": {"depth": {"type": "integer", "format": "uint32", "minimum": 0}},
+        "required": ["depth"],
+    });
+    let tools = match scene {
+        "held with tools" => vec![tool("search", query), tool("finish", output.clone())],
+        _ if is_held(scene) => vec![tool("finish", output.clone())],
+        _ => vec![tool("search", query)],
+    };
     ModelRequest {
         instructions: "canary-of-the-prompt".into(),
         messages: vec![
@@ -231,13 +258,8 @@ fn question(scene: &str) -> ModelRequest {
             MessageRecord::User { text: scene.into() },
         ]
         .into(),
-        tools: [ToolSpec {
-            name: "search".into(),
-            description: "Searches.".into(),
-            parameters: json!({"type": "object", "properties": {"query": {"type": "string"}}}),
-        }]
-        .into(),
-        output: None,
+        tools: tools.into(),
+        output: is_held(scene).then_some(output),
     }
 }
 
@@ -281,6 +303,19 @@ impl Heard {
             total: 39,
         };
         same(usage, wanted, "the usage")
+    }
+
+    /// The declared output, said as text or handed in by the one call.
+    fn hands_in(&self) -> Result<(), String> {
+        same(self.error.clone(), None, "the failure")?;
+        let (output, stop) = match &self.calls[..] {
+            [] => (serde_json::from_str(&self.text).ok(), StopReason::EndTurn),
+            [(_, name, _)] if name == "finish" => (self.arguments(0), StopReason::ToolUse),
+            _ => return Err("other calls".into()),
+        };
+        same(output, Some(json!({"depth": 3})), "the output")?;
+        same(self.stop, Some(stop), "the reason")?;
+        all(self.usage.is_some_and(|usage| usage.total > 0), "the usage")
     }
 
     fn arguments(&self, at: usize) -> Option<Value> {
@@ -494,6 +529,21 @@ pub static CASES: &[Case] = &[
             "an hour, less what the test took",
         )
     }),
+    raw(
+        "a declared output is what the provider is held to",
+        "held",
+        Heard::hands_in,
+    ),
+    raw(
+        "an agent with tools hands in what it is held to as well",
+        "held with tools",
+        Heard::hands_in,
+    ),
+    raw(
+        "an output to which the model could not be held is none",
+        "held in vain",
+        |heard| heard.failed(Malformed),
+    ),
     raw("a redirect is not followed", "moved", |heard| {
         heard.failed(Rejected)
     }),

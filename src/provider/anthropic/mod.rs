@@ -5,6 +5,7 @@
 //! the provider wants it.
 
 mod reader;
+mod schema;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +19,9 @@ use self::reader::MessageReader;
 use super::exchange::{self, Line};
 use super::history::{self, NO_TEXT};
 use super::openai::{no_address, secret};
-use crate::agent::model::{LanguageModel, ModelError, ModelPolicy, ModelRequest, ModelStream};
+use crate::agent::model::{
+    LanguageModel, ModelError, ModelErrorKind, ModelPolicy, ModelRequest, ModelStream,
+};
 use crate::http::Request;
 use crate::platform::Runtime;
 use crate::store::MessageRecord;
@@ -56,16 +59,17 @@ pub struct AnthropicModel {
     name: String,
     max_tokens: u32,
     thinking: Option<Thinking>,
+    structured_output: bool,
 }
 
 impl AnthropicModel {
     /// The model `name` at `base_url`, as `https://api.anthropic.com`, with or without `/v1`.
     ///
-    /// The default policy and at most 8192 tokens in an answer.
+    /// The default policy and at most 8192 tokens in an answer; no thinking, no structured output.
     ///
     /// # Errors
-    /// [`Rejected`](crate::agent::model::ModelErrorKind::Rejected) when the key cannot be sent in a
-    /// header. The error does not repeat it.
+    /// [`ModelErrorKind::Rejected`] when the key cannot be sent in a header. The error does not repeat
+    /// it.
     pub fn new(
         fetch: Rc<dyn Fetch>,
         runtime: Rc<dyn Runtime>,
@@ -85,6 +89,7 @@ impl AnthropicModel {
             name: name.into(),
             max_tokens: MAX_TOKENS,
             thinking: None,
+            structured_output: false,
         })
     }
 
@@ -109,17 +114,27 @@ impl AnthropicModel {
         self
     }
 
+    /// Holds the answers of an agent with a declared output to its schema, besides offering the tool
+    /// that hands it in; the later models alone know it. A declared output with a map, a tuple, a value
+    /// of any kind, or a type within itself cannot be asked for so: each question then fails with
+    /// [`ModelErrorKind::Rejected`]. Default: no.
+    #[must_use]
+    pub fn with_structured_output(mut self) -> Self {
+        self.structured_output = true;
+        self
+    }
+
     fn request(&self, asked: &ModelRequest) -> Result<Request, ModelError> {
         http::Request::post(&self.url)
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, crate::protocol::sse::CONTENT_TYPE)
             .header(HeaderName::from_static("anthropic-version"), VERSION)
             .header(HeaderName::from_static("x-api-key"), &self.key)
-            .body(self.body(asked).to_string().into())
+            .body(self.body(asked)?.to_string().into())
             .map_err(|_| no_address())
     }
 
-    fn body(&self, asked: &ModelRequest) -> Value {
+    fn body(&self, asked: &ModelRequest) -> Result<Value, ModelError> {
         let mut body = Map::new();
         body.insert("model".into(), self.name.as_str().into());
         let (most, thinking) = match self.thinking.filter(|_| may_think(&asked.messages)) {
@@ -150,8 +165,13 @@ impl AnthropicModel {
             });
             body.insert("tools".into(), tools.collect());
         }
+        if let (true, Some(output)) = (self.structured_output, &asked.output) {
+            let schema = schema::held(output).ok_or_else(beyond_words)?;
+            let format = json!({ "type": "json_schema", "schema": schema });
+            body.insert("output_config".into(), json!({ "format": format }));
+        }
         body.insert("messages".into(), messages(&asked.messages));
-        Value::Object(body)
+        Ok(Value::Object(body))
     }
 }
 
@@ -168,6 +188,12 @@ impl LanguageModel for AnthropicModel {
     fn policy(&self) -> ModelPolicy {
         self.line.policy.clone()
     }
+}
+
+fn beyond_words() -> ModelError {
+    let said = "Anthropic cannot be held to the declared output, which has a map, a tuple, a value of \
+                any kind or a type within itself; turn structured output off.";
+    ModelError::new(ModelErrorKind::Rejected, said)
 }
 
 /// Whether the model may think: not in the middle of calls that it made without, as of another model.

@@ -420,6 +420,48 @@ fn thinking_before_calls_is_sent_back_unchanged_and_without_it_nothing_is_though
 }
 
 #[test]
+fn a_declared_output_is_asked_for_in_the_provider_s_words_or_refused_before_it_is_sent() {
+    use futures::StreamExt as _;
+    let asked = |output: Value, hold: bool| {
+        let provider = Rc::new(Provider::saying(""));
+        let wire = Rc::new(Wire(provider.clone()));
+        let events = in_time(async move {
+            let mut model = model(wire, Rc::new(TestRuntime::new()));
+            if hold {
+                model = model.with_structured_output();
+            }
+            let mut asked = question();
+            asked.output = Some(output);
+            model.stream(asked).collect::<Vec<_>>().await
+        });
+        let sent = provider.asked.borrow_mut().pop();
+        let sent = sent.map(|sent| serde_json::from_slice::<Value>(sent.body()).unwrap());
+        (sent, events)
+    };
+    let output = json!({"type": "object", "properties": {"depth": {"type": "integer", "format": "uint32", "minimum": 0}}});
+    let (sent, _) = asked(output.clone(), true);
+    let sent = sent.unwrap();
+    let schema = json!({"type": "object", "properties": {"depth": {"type": "integer"}}, "additionalProperties": false});
+    assert_eq!(
+        sent["output_config"],
+        json!({"format": {"type": "json_schema", "schema": schema}})
+    );
+    assert_eq!(sent["tools"][0]["name"], "search");
+    let (sent, _) = asked(output, false);
+    assert!(sent.unwrap()["output_config"].is_null());
+
+    let map = json!({"type": "object", "additionalProperties": {"type": "integer"}});
+    let (sent, events) = asked(map, true);
+    assert_eq!(sent, None);
+    let [Err(error)] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(error.kind, ModelErrorKind::Rejected);
+    assert!(error.message.contains("Anthropic") && error.message.contains("a map"));
+    assert!(error.message.contains("turn structured output off"));
+}
+
+#[test]
 fn no_block_is_empty_and_the_last_turn_is_the_user_s() {
     let user = |text: &str| MessageRecord::User { text: text.into() };
     let said = |text: &str| MessageRecord::Assistant {

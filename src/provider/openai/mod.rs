@@ -17,8 +17,9 @@ use serde_json::{Map, Value, json};
 use self::reader::ChatReader;
 use super::exchange::{self, Line};
 use super::history;
+use crate::agent::FINISH_TOOL;
 use crate::agent::model::{
-    LanguageModel, ModelError, ModelErrorKind, ModelPolicy, ModelRequest, ModelStream,
+    LanguageModel, ModelError, ModelErrorKind, ModelPolicy, ModelRequest, ModelStream, ToolSpec,
 };
 use crate::http::Request;
 use crate::platform::Runtime;
@@ -117,6 +118,10 @@ impl OpenAiModel {
 
     /// Holds the answers of an agent with a declared output to its schema, besides offering the tool
     /// that hands it in. Default: no, because many services refuse a request that asks for it.
+    ///
+    /// The models of Workers AI cannot be held to a schema and call tools, nor stream such an answer.
+    /// An agent that has no tools of its own is answered there at once and whole; any other has to
+    /// call a tool in each answer, so that its output comes by the one that hands it in.
     #[must_use]
     pub fn with_structured_output(mut self) -> Self {
         self.structured_output = true;
@@ -139,20 +144,11 @@ impl OpenAiModel {
         let mut body = Map::new();
         body.insert("model".into(), self.name.as_str().into());
         body.insert("messages".into(), self.messages(asked).into());
-        body.insert("stream".into(), true.into());
-        body.insert("stream_options".into(), json!({ "include_usage": true }));
-        if !asked.tools.is_empty() {
-            let tools = asked.tools.iter().map(|tool| {
-                json!({
-                    "type": "function",
-                    "function": {
-                        "name": tool.name,
-                        "description": tool.description,
-                        "parameters": history::parameters(&tool.parameters),
-                    },
-                })
-            });
-            body.insert("tools".into(), tools.collect());
+        let holding = self.holding(asked);
+        if !matches!(holding, Holding::Whole(_)) {
+            body.insert("stream".into(), true.into());
+            body.insert("stream_options".into(), json!({ "include_usage": true }));
+            self.offer(asked, &mut body);
         }
         if let Some(tokens) = self.max_tokens {
             let name = match self.dialect {
@@ -161,14 +157,53 @@ impl OpenAiModel {
             };
             body.insert(name.into(), tokens.into());
         }
-        if let (true, Some(schema)) = (self.structured_output, &asked.output) {
-            let format = json!({
-                "type": "json_schema",
-                "json_schema": { "name": "output", "schema": schema },
-            });
-            body.insert("response_format".into(), format);
+        match holding {
+            Holding::None => {}
+            Holding::Streamed(schema) => {
+                let named = json!({ "name": "output", "schema": schema });
+                body.insert("response_format".into(), json_schema(&named));
+            }
+            Holding::Whole(schema) => {
+                body.insert("response_format".into(), json_schema(schema));
+            }
+            Holding::ByTool => {
+                body.insert("tool_choice".into(), "required".into());
+            }
         }
         Value::Object(body)
+    }
+
+    fn offer(&self, asked: &ModelRequest, body: &mut Map<String, Value>) {
+        let tools = asked.tools.iter().map(|tool| {
+            json!({
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": history::parameters(&tool.parameters),
+                },
+            })
+        });
+        if !asked.tools.is_empty() {
+            body.insert("tools".into(), tools.collect());
+        }
+    }
+
+    /// How the answer is held to the declared output.
+    fn holding<'a>(&self, asked: &'a ModelRequest) -> Holding<'a> {
+        match &asked.output {
+            Some(schema) if self.structured_output => {
+                let is_finish = |tool: &ToolSpec| tool.name == FINISH_TOOL;
+                match self.dialect {
+                    ChatDialect::OpenAi | ChatDialect::Compatible => Holding::Streamed(schema),
+                    ChatDialect::WorkersAi if asked.tools.iter().all(is_finish) => {
+                        Holding::Whole(schema)
+                    }
+                    ChatDialect::WorkersAi => Holding::ByTool,
+                }
+            }
+            _ => Holding::None,
+        }
     }
 
     /// The conversation. A provider gets its own ids back as they were: some models read them.
@@ -231,6 +266,21 @@ impl OpenAiModel {
     }
 }
 
+/// How an answer is held to a declared output.
+enum Holding<'a> {
+    None,
+    /// To this schema, by pieces as any other.
+    Streamed(&'a Value),
+    /// To this schema, in one document.
+    Whole(&'a Value),
+    /// By the tools, one of which it has to call.
+    ByTool,
+}
+
+fn json_schema(schema: &Value) -> Value {
+    json!({ "type": "json_schema", "json_schema": schema })
+}
+
 /// The reasoning that was kept with an answer, if it was one of this dialect.
 fn reasoning(message: &MessageRecord) -> Option<&str> {
     match message {
@@ -245,7 +295,8 @@ impl LanguageModel for OpenAiModel {
     }
 
     fn stream(&self, request: ModelRequest) -> ModelStream {
-        let reader = Box::<ChatReader>::default();
+        let is_whole = matches!(self.holding(&request), Holding::Whole(_));
+        let reader = Box::new(ChatReader::new(is_whole));
         exchange::ask(&self.line, self.request(&request), reader)
     }
 

@@ -30,6 +30,10 @@ pub(super) struct ChatReader {
     /// The reasoning that is to be sent back.
     kept: String,
     has_content: bool,
+    /// Whether the answer comes as one document.
+    is_whole: bool,
+    /// Whether pieces came as such; a whole message behind them repeats them.
+    has_pieces: bool,
     is_done: bool,
 }
 
@@ -73,6 +77,10 @@ impl Reader for ChatReader {
         Ok(())
     }
 
+    fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
     fn is_answered(&self) -> bool {
         self.stop.is_some() || self.is_done
     }
@@ -103,12 +111,23 @@ impl Reader for ChatReader {
 }
 
 impl ChatReader {
+    /// Reads an answer that comes in pieces, or `is_whole`.
+    pub(super) fn new(is_whole: bool) -> Self {
+        Self {
+            is_whole,
+            ..Self::default()
+        }
+    }
+
     fn take_choice(
         &mut self,
         choice: &Value,
         said: &mut VecDeque<ModelEvent>,
     ) -> Result<(), ModelError> {
-        if let Some(delta) = choice.get("delta").filter(|delta| delta.is_object()) {
+        let delta = choice.get("delta").filter(|delta| delta.is_object());
+        self.has_pieces |= delta.is_some();
+        let message = choice.get("message").filter(|_| !self.has_pieces);
+        if let Some(delta) = delta.or(message) {
             // A gateway may give the same words under both names.
             let kept = text(delta, REASONING);
             self.kept.push_str(kept.unwrap_or_default());
@@ -155,7 +174,10 @@ impl ChatReader {
                     self.say(content.clone(), said);
                 }
             }
-            Some(Value::Number(number)) => self.say(number.to_string(), said),
+            // An answer that is held to a schema may be such a value, and not its text.
+            Some(value @ (Value::Number(_) | Value::Object(_) | Value::Array(_))) => {
+                self.say(value.to_string(), said);
+            }
             _ => {}
         }
         self.take_calls(data, said);

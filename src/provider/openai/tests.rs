@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing)]
 
+mod whole;
+
 use std::rc::Rc;
 
 use serde_json::{Value, json};
