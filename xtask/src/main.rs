@@ -15,6 +15,7 @@ mod failure;
 mod files;
 mod fuzz;
 mod model;
+mod newcomer;
 mod node;
 mod paths;
 mod progress;

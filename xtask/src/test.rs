@@ -13,7 +13,7 @@ use crate::{
     build::{self, Worker},
     deny,
     failure::{Failure, Result},
-    files, model, progress,
+    files, model, newcomer, progress,
     provision::Provision,
     run::{self, Job},
     wrangler,
@@ -46,6 +46,8 @@ enum Part {
     Doc,
     /// Lints of library and Workers as compiled for WebAssembly.
     WasmClippy,
+    /// The first agent of README.md: run, compiled as a Worker, and misused.
+    Newcomer,
     /// Both Workers in release, and their size; and the one that only a test needs.
     Build,
     /// The observer's JavaScript package: its types and its tests.
@@ -61,13 +63,14 @@ enum Part {
 }
 
 impl Part {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Fmt,
         Self::Clippy,
         Self::Deny,
         Self::Native,
         Self::Doc,
         Self::WasmClippy,
+        Self::Newcomer,
         Self::Build,
         Self::Client,
         Self::Deploy,
@@ -84,6 +87,7 @@ impl Part {
             Self::Native => "native tests",
             Self::Doc => "documentation",
             Self::WasmClippy => "lints for WebAssembly",
+            Self::Newcomer => "the first agent of README.md",
             Self::Build => "build of the Workers",
             Self::Client => "JavaScript client",
             Self::Deploy => "dry runs of the deployments",
@@ -176,6 +180,10 @@ fn run_part(provision: &Provision<'_>, part: Part, count: &mut Count) -> Result<
             },
         ),
         Part::WasmClippy => wasm_clippy(provision),
+        Part::Newcomer => {
+            count.passed = count.passed.saturating_add(newcomer::run(provision)?);
+            Ok(())
+        }
         Part::Build => build::run(provision, &Worker::TESTED),
         Part::Client => client_tests(provision, count),
         Part::Deploy => {
