@@ -11,11 +11,9 @@ use crate::agent::model::{ModelError, ModelErrorKind};
 use crate::protocol::ids::Timestamp;
 
 /// What providers and gateways say of a conversation that is too long.
-const OVERFLOW: [&str; 15] = [
+const OVERFLOW: [&str; 13] = [
     "context_length_exceeded",
-    "context length",
-    "context window",
-    "context size",
+    "maximum context length",
     "exceed_context",
     "prompt is too long",
     "input is too long",
@@ -27,6 +25,19 @@ const OVERFLOW: [&str; 15] = [
     "exceed context limit",
     "maximum model length",
     "maximum prompt length",
+];
+
+/// What is spoken of where a conversation is too long, and where a setting is wrong.
+const ROOM: [&str; 3] = ["context length", "context window", "context size"];
+
+/// What is said of the one alone.
+const EXCESS: [&str; 6] = [
+    "exceed",
+    "too long",
+    "too large",
+    "longer than",
+    "larger than",
+    "greater than",
 ];
 
 /// The names of an account that has no credit left, which no waiting mends.
@@ -109,7 +120,8 @@ impl Refusal {
         let names = |words: &[&str]| words.iter().any(|word| self.name.contains(word));
         let says = |words: &[&str]| words.iter().any(|word| self.text.contains(word));
         let is_request = matches!(status, None | Some(400 | 413 | 422 | 500));
-        if status == Some(413) || (is_request && (names(&OVERFLOW) || says(&OVERFLOW))) {
+        let is_overflow = names(&OVERFLOW) || says(&OVERFLOW) || (says(&ROOM) && says(&EXCESS));
+        if status == Some(413) || (is_request && is_overflow) {
             return (
                 ContextOverflow,
                 "The conversation is too long for the model's context",
@@ -296,6 +308,31 @@ mod tests {
                 Some(400),
                 json!({"errors": [{"code": 5025, "message": "AiError: JSON Mode couldn't be met"}]}),
                 Malformed,
+            ),
+            (
+                Some(400),
+                json!({"error": {"message": "Your input exceeds the context window of this model. Please adjust your input and try again."}}),
+                ContextOverflow,
+            ),
+            (
+                Some(400),
+                json!({"errors": [{"code": 5021, "message": "The estimated number of input and maximum output tokens (9000) exceeded this model context window limit (8000)."}]}),
+                ContextOverflow,
+            ),
+            (
+                Some(400),
+                json!({"error": {"code": 400, "message": "the request exceeds the available context size, try increasing it", "type": "exceed_context_size_error"}}),
+                ContextOverflow,
+            ),
+            (
+                Some(400),
+                json!({"error": {"message": "The 1M context window is not available for this model or account."}}),
+                Rejected,
+            ),
+            (
+                Some(400),
+                json!({"error": {"message": "context size must be a positive integer"}}),
+                Rejected,
             ),
             (Some(401), Value::Null, Rejected),
             (
