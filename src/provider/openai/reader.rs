@@ -133,15 +133,19 @@ impl ChatReader {
             self.kept.push_str(kept.unwrap_or_default());
             let reasoning = kept.or_else(|| text(delta, "reasoning"));
             if let Some(content) = reasoning {
-                self.has_content = true;
-                self.is_reasoning = true;
-                said.push_back(ModelEvent::Reasoning {
-                    content: content.to_owned(),
-                    is_complete: false,
-                });
+                self.think(content, said);
             }
-            if let Some(content) = text(delta, "content") {
-                self.say(content.to_owned(), said);
+            match delta.get("content") {
+                Some(Value::Array(parts)) => {
+                    for part in parts {
+                        self.take_part(part, said);
+                    }
+                }
+                _ => {
+                    if let Some(content) = text(delta, "content") {
+                        self.say(content.to_owned(), said);
+                    }
+                }
             }
             if text(delta, "refusal").is_some() {
                 self.has_content = true;
@@ -150,7 +154,7 @@ impl ChatReader {
             self.take_calls(delta, said);
         }
         match choice.get("finish_reason").and_then(Value::as_str) {
-            None | Some("") => {}
+            None | Some("" | "null") => {}
             Some("length") => self.stop = Some(StopReason::MaxTokens),
             Some("tool_calls" | "function_call") => self.stop = Some(StopReason::ToolUse),
             Some("content_filter" | "refusal") => self.stop = Some(StopReason::Refusal),
@@ -163,6 +167,23 @@ impl ChatReader {
             Some(_) => self.stop = Some(StopReason::EndTurn),
         }
         Ok(())
+    }
+
+    /// A part of a content that is a list, as `{type: "text", text}`; one of thinking holds a text or
+    /// parts of its own.
+    fn take_part(&mut self, part: &Value, said: &mut VecDeque<ModelEvent>) {
+        if let Some(content) = text(part, "text") {
+            self.say(content.to_owned(), said);
+        }
+        match part.get("thinking") {
+            Some(Value::String(content)) => self.think(content, said),
+            Some(Value::Array(parts)) => {
+                for content in parts.iter().filter_map(|part| text(part, "text")) {
+                    self.think(content, said);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// `{"response": …, "tool_calls": […]}` of Workers AI's older models.
@@ -254,6 +275,15 @@ impl ChatReader {
         self.has_content = true;
         self.end_reasoning(said);
         said.push_back(ModelEvent::TextDelta(content));
+    }
+
+    fn think(&mut self, content: &str, said: &mut VecDeque<ModelEvent>) {
+        self.has_content = true;
+        self.is_reasoning = true;
+        said.push_back(ModelEvent::Reasoning {
+            content: content.to_owned(),
+            is_complete: false,
+        });
     }
 
     fn end_reasoning(&mut self, said: &mut VecDeque<ModelEvent>) {

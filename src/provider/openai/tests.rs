@@ -181,6 +181,36 @@ fn reasons_usage_and_refusals_are_read_as_each_service_spells_them() {
 }
 
 #[test]
+fn contents_in_parts_and_whole_messages_are_read_and_no_reason_is_none() {
+    let parts = good(&[
+        r#"{"choices":[{"delta":{"content":[{"type":"thinking","thinking":[{"type":"text","text":"Hm"}]}]},"finish_reason":"null"}]}"#,
+        r#"{"choices":[{"delta":{"content":[{"type":"thinking","thinking":"..."},{"type":"text","text":"Y"},{"type":"image"}]},"finish_reason":null}]}"#,
+        r#"{"choices":[{"delta":{"content":"es."},"finish_reason":"stop"}]}"#,
+        "[DONE]",
+    ]);
+    assert_eq!(
+        parts,
+        [
+            thought("Hm", false),
+            thought("...", false),
+            thought("", true),
+            TextDelta("Y".into()),
+            TextDelta("es.".into()),
+            Stop(StopReason::EndTurn)
+        ]
+    );
+    let message = r#"{"choices":[{"message":{"content":"Yes."},"finish_reason":"stop"}]}"#;
+    let whole = vec![TextDelta("Yes.".into()), Stop(StopReason::EndTurn)];
+    assert_eq!(good(&[message, "[DONE]"]), whole);
+    // Behind the pieces it says the same once more.
+    let piece = r#"{"choices":[{"delta":{"content":"Yes."},"finish_reason":"null"}]}"#;
+    assert_eq!(good(&[piece, message, "[DONE]"]), whole);
+    // Text that ends with "null" for a reason has ended for none.
+    let unfinished = said(&[piece]);
+    assert_eq!(failed(&unfinished), ModelErrorKind::Unavailable);
+}
+
+#[test]
 fn calls_are_told_apart_whatever_a_server_leaves_out() {
     // Every call numbered 0, each whole, "stop" as the reason.
     let zeros = good(&[
