@@ -190,12 +190,8 @@ impl Producer {
                         );
                         Ok(Attempt::Failed(error, answer.usage))
                     }
-                    Some(_) if answer.is_empty() => {
-                        let error = ModelError::new(
-                            ModelErrorKind::Unavailable,
-                            "The model answered nothing.",
-                        );
-                        Ok(Attempt::Failed(error, answer.usage))
+                    Some(reason) if answer.is_empty() => {
+                        Ok(Attempt::Failed(nothing(reason), answer.usage))
                     }
                     Some(_) => {
                         let mut answer = answer.finish(agent.model.name());
@@ -507,6 +503,16 @@ fn verdict(session: &crate::session::Session, agent: &Agent) -> Verdict {
             _ => Verdict::GoOn,
         },
     }
+}
+
+/// An answer of nothing. One that reached its limit reaches it again.
+fn nothing(reason: StopReason) -> ModelError {
+    if reason == StopReason::MaxTokens {
+        let said = "The model reached its limit of tokens before it answered; give it more, or have \
+                    it reason less.";
+        return ModelError::new(ModelErrorKind::Rejected, said);
+    }
+    ModelError::new(ModelErrorKind::Unavailable, "The model answered nothing.")
 }
 
 /// The calls of children that go beyond the bound of those at work at once.

@@ -280,6 +280,37 @@ fn an_empty_answer_is_discarded_and_asked_for_again_and_never_enters_the_convers
 }
 
 #[test]
+fn a_model_that_reaches_its_limit_before_it_answers_is_not_asked_again() {
+    in_world(|| async {
+        let asked = Rc::new(Cell::new(0));
+        let client = {
+            let asked = asked.clone();
+            hosting(move || {
+                let asked = asked.clone();
+                let model = scripted(move |_| {
+                    asked.set(asked.get() + 1);
+                    let thought = ModelEvent::Reasoning {
+                        content: "hm".into(),
+                        is_complete: true,
+                    };
+                    vec![Ok(thought), Ok(ModelEvent::Stop(StopReason::MaxTokens))]
+                });
+                looker(model, &Rc::default())
+            })
+        };
+        let status = say(&client, "go").await;
+        assert_eq!(status["errorCode"], "provider_error", "{status}");
+        assert!(
+            status["error"]
+                .as_str()
+                .unwrap()
+                .contains("limit of tokens")
+        );
+        assert_eq!((asked.get(), stored(&client).len()), (1, 1));
+    });
+}
+
+#[test]
 fn an_answer_at_the_provider_s_limit_stands_and_its_unfinished_call_is_refused() {
     in_world(|| async {
         let cut_text = || {
