@@ -149,7 +149,7 @@ impl ModelError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelPolicy {
     /// From the question to the head of the answer. Default 60 s: a server that loads its model
-    /// first says nothing until then.
+    /// first says nothing until then. An answer that was asked for whole has the time of a silence.
     pub connect_timeout: Duration,
     /// Silence in the middle of an answer; a comment or a ping ends it. Default 120 s: some providers
     /// say nothing while their model reasons.

@@ -56,10 +56,14 @@ fn workers_ai_is_held_to_an_output_whole_and_where_there_are_tools_by_them() {
 
 /// What is said by the answer to a question that asks for it whole.
 fn whole_answer(pieces: Vec<Piece>, kind: &'static str) -> Vec<Result<ModelEvent, ModelError>> {
-    use futures::StreamExt as _;
     let mut provider = Provider::saying("");
     provider.headers = vec![("content-type", kind)];
     provider.pieces = pieces;
+    whole_of(provider)
+}
+
+fn whole_of(provider: Provider) -> Vec<Result<ModelEvent, ModelError>> {
+    use futures::StreamExt as _;
     let wire = Rc::new(Wire(Rc::new(provider)));
     in_time(async move {
         let model = workers_ai(model(wire, Rc::new(TestRuntime::new())));
@@ -125,4 +129,15 @@ fn an_answer_that_comes_whole_is_read_as_its_service_spells_it() {
         whole_answer(streamed, "text/event-stream"),
         [said(), end(StopReason::EndTurn)]
     );
+}
+
+#[test]
+fn an_answer_that_comes_whole_may_begin_as_late_as_a_silence_ends() {
+    for (seconds, is_heard) in [(119, true), (121, false)] {
+        let mut provider = Provider::saying(r#"{"response": 3}"#);
+        provider.headers = vec![("content-type", "application/json")];
+        provider.before = Duration::from_secs(seconds);
+        let events = whole_of(provider);
+        assert_eq!(events[0].is_ok(), is_heard, "{events:?}");
+    }
 }
