@@ -28,9 +28,6 @@ const ANSWER_LIMIT: usize = 64 * 1024 * 1024;
 /// How much of a refusal is read, in bytes.
 const REFUSAL_LIMIT: usize = 64 * 1024;
 
-/// What is said of an answer that has no end.
-const BROKE_OFF: &str = "The model's answer broke off.";
-
 /// What reads the events of one answer.
 pub(super) trait Reader {
     /// Takes the next event of the body; what it says goes to `said`.
@@ -78,6 +75,7 @@ pub(super) fn ask(
         said: VecDeque::new(),
         halves: Halves::default(),
         bytes: 0,
+        is_document: false,
     };
     Box::pin(stream::unfold(exchange, |mut exchange| async move {
         let event = exchange.next().await?;
@@ -95,6 +93,8 @@ struct Exchange {
     said: VecDeque<ModelEvent>,
     halves: Halves,
     bytes: usize,
+    /// Whether the answer came whole and not as a stream.
+    is_document: bool,
 }
 
 enum Stage {
@@ -146,35 +146,18 @@ impl Exchange {
             return Err(self.refused(response).await);
         }
         if is_document(&response) {
-            if self.reader.is_whole() {
-                return self.document(response).await;
+            if !self.reader.is_whole() {
+                let said = "The model provider answered with a document in place of a stream.";
+                return Err(ModelError::new(ModelErrorKind::Malformed, said));
             }
-            let said = "The model provider answered with a document in place of a stream.";
-            return Err(ModelError::new(ModelErrorKind::Malformed, said));
+            // It is read as the data of the one event that a stream would be.
+            self.is_document = true;
+            self.decoder.push(b"data:");
         }
         Ok(Stage::Reading(match response.into_body() {
             Body::Full(bytes) => Box::pin(stream::iter([Ok(bytes)])),
             Body::Stream(parts) => parts,
         }))
-    }
-
-    async fn document(&mut self, response: Response) -> Result<Stage, ModelError> {
-        let body = response.into_body().collect(ANSWER_LIMIT);
-        let idle = self.line.policy.idle_timeout;
-        let Some(Ok(body)) = self.within(idle, body).await? else {
-            return Err(unavailable(BROKE_OFF));
-        };
-        let event = Event {
-            name: String::new(),
-            id: None,
-            data: String::from_utf8_lossy(&body).into_owned(),
-        };
-        self.reader.take(&event, &mut self.said)?;
-        if self.said.is_empty() {
-            return Err(malformed("says nothing"));
-        }
-        self.reader.finish(&mut self.said);
-        Ok(Stage::Over)
     }
 
     async fn refused(&mut self, response: Response) -> ModelError {
@@ -197,10 +180,28 @@ impl Exchange {
         let ended = match self.within(idle, body.next()).await {
             Ok(Some(Some(Ok(part)))) => {
                 self.bytes = self.bytes.saturating_add(part.len());
-                self.decoder.push(&part);
+                if self.is_document {
+                    // JSON has no line's end but between its words.
+                    let line = part.iter().map(|byte| match byte {
+                        b'\n' | b'\r' => b' ',
+                        other => *other,
+                    });
+                    self.decoder.push(&line.collect::<Vec<u8>>());
+                } else {
+                    self.decoder.push(&part);
+                }
                 None
             }
-            Ok(Some(Some(Err(_)) | None)) => Some(BROKE_OFF.to_owned()),
+            Ok(Some(None)) if self.is_document => {
+                self.decoder.push(b"\n\n");
+                self.events()?;
+                if self.said.is_empty() {
+                    return Err(malformed("says nothing"));
+                }
+                self.reader.finish(&mut self.said);
+                return Ok(Stage::Over);
+            }
+            Ok(Some(Some(Err(_)) | None)) => Some("The model's answer broke off.".to_owned()),
             Ok(None) => Some(format!(
                 "The model said nothing for {} s in the middle of its answer.",
                 idle.as_secs_f64()

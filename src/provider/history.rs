@@ -32,6 +32,28 @@ pub(super) fn tool_name(name: &str) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
+/// An object of these fields, whose values are taken. As a function it stands in a Worker's module once;
+/// a macro's code stands there for each use.
+#[inline(never)]
+pub(super) fn object(fields: &mut [(&str, Value)]) -> Value {
+    fields
+        .iter_mut()
+        .map(|(name, value)| ((*name).to_owned(), value.take()))
+        .collect()
+}
+
+/// A text as a value, in one place as [`object`].
+#[inline(never)]
+pub(super) fn string(text: &str) -> Value {
+    Value::String(text.to_owned())
+}
+
+/// Sets a field, in one place as [`object`].
+#[inline(never)]
+pub(super) fn put(fields: &mut Map<String, Value>, name: &str, value: Value) {
+    fields.insert(name.to_owned(), value);
+}
+
 /// What a user says behind an answer that is last, which not every model goes on with.
 pub(super) const GO_ON: &str = "Go on.";
 

@@ -136,8 +136,7 @@ impl KnownModels<'_> {
         let runtime = self.runtime.clone();
         let model = OpenAiModel::new(self.fetch.clone(), runtime, &base_url, Some(&key), name)
             .map_err(|_| SettingError::Malformed { variable: KEY })?;
-        let model = self.structured(model, OpenAiModel::with_structured_output)?;
-        self.bounded(model, OpenAiModel::with_max_tokens)
+        self.chat(model)
     }
 
     fn anthropic(&self) -> Result<AnthropicModel, SettingError> {
@@ -173,6 +172,11 @@ impl KnownModels<'_> {
         let model = OpenAiModel::new(fetch, self.runtime.clone(), "http://ai", None, name)
             .map_err(|_| SettingError::NoBinding)?
             .with_dialect(ChatDialect::WorkersAi);
+        self.chat(model)
+    }
+
+    /// What both kinds of chat completions have.
+    fn chat(&self, model: OpenAiModel) -> Result<OpenAiModel, SettingError> {
         let model = self.structured(model, OpenAiModel::with_structured_output)?;
         self.bounded(model, OpenAiModel::with_max_tokens)
     }

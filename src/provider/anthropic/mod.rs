@@ -13,11 +13,11 @@ use std::rc::Rc;
 
 use http::header::{ACCEPT, CONTENT_TYPE};
 use http::{HeaderName, HeaderValue};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use self::reader::MessageReader;
 use super::exchange::{self, Line};
-use super::history::{self, NO_TEXT};
+use super::history::{self, NO_TEXT, object, put, string};
 use super::openai::{no_address, secret};
 use crate::agent::model::{
     LanguageModel, ModelError, ModelErrorKind, ModelPolicy, ModelRequest, ModelStream,
@@ -136,41 +136,48 @@ impl AnthropicModel {
 
     fn body(&self, asked: &ModelRequest) -> Result<Value, ModelError> {
         let mut body = Map::new();
-        body.insert("model".into(), self.name.as_str().into());
+        put(&mut body, "model", string(&self.name));
         let (most, thinking) = match self.thinking.filter(|_| may_think(&asked.messages)) {
             None => (self.max_tokens, None),
-            Some(Thinking::Adaptive) => (self.max_tokens, Some(json!({ "type": "adaptive" }))),
+            Some(Thinking::Adaptive) => (self.max_tokens, Some(typed("adaptive", &mut []))),
             Some(Thinking::Budget(tokens)) => {
                 let tokens = tokens.max(1024);
-                let thinking = json!({ "type": "enabled", "budget_tokens": tokens });
+                let thinking = typed("enabled", &mut [("budget_tokens", tokens.into())]);
                 (self.max_tokens.saturating_add(tokens), Some(thinking))
             }
         };
-        body.insert("max_tokens".into(), most.into());
+        put(&mut body, "max_tokens", most.into());
         if let Some(thinking) = thinking {
-            body.insert(THINKING.into(), thinking);
+            put(&mut body, THINKING, thinking);
         }
-        body.insert("stream".into(), true.into());
+        put(&mut body, "stream", true.into());
         if !asked.instructions.trim().is_empty() {
-            let system = cached(json!({ "type": "text", "text": &*asked.instructions }));
-            body.insert("system".into(), json!([system]));
+            let system = cached(text_block(&asked.instructions));
+            put(&mut body, "system", vec![system].into());
         }
         if !asked.tools.is_empty() {
             let tools = asked.tools.iter().map(|tool| {
-                json!({
-                    "name": tool.name,
-                    "description": tool.description,
-                    "input_schema": history::parameters(&tool.parameters),
-                })
+                object(&mut [
+                    ("name", string(&tool.name)),
+                    ("description", string(&tool.description)),
+                    (
+                        "input_schema",
+                        history::parameters(&tool.parameters).into_owned(),
+                    ),
+                ])
             });
-            body.insert("tools".into(), tools.collect());
+            put(&mut body, "tools", tools.collect());
         }
         if let (true, Some(output)) = (self.structured_output, &asked.output) {
             let schema = schema::held(output).ok_or_else(beyond_words)?;
-            let format = json!({ "type": "json_schema", "schema": schema });
-            body.insert("output_config".into(), json!({ "format": format }));
+            let format = typed("json_schema", &mut [("schema", schema)]);
+            put(
+                &mut body,
+                "output_config",
+                object(&mut [("format", format)]),
+            );
         }
-        body.insert("messages".into(), messages(&asked.messages));
+        put(&mut body, "messages", messages(&asked.messages));
         Ok(Value::Object(body))
     }
 }
@@ -224,7 +231,7 @@ fn thinking(record: &MessageRecord) -> &[Value] {
 /// A block up to which the provider may keep the request.
 fn cached(mut block: Value) -> Value {
     if let Some(block) = block.as_object_mut() {
-        block.insert("cache_control".into(), json!({ "type": "ephemeral" }));
+        put(block, "cache_control", typed("ephemeral", &mut []));
     }
     block
 }
@@ -246,12 +253,12 @@ fn messages(records: &[MessageRecord]) -> Value {
             } => {
                 let spoken = (!text.trim().is_empty()).then(|| text_block(text.trim_end()));
                 let mut calls = tool_calls.iter().map(|call| {
-                    json!({
-                        "type": "tool_use",
-                        "id": history::call_id(&call.id),
-                        "name": history::tool_name(&call.name),
-                        "input": history::arguments(&call.arguments),
-                    })
+                    let fields = &mut [
+                        ("id", string(&history::call_id(&call.id))),
+                        ("name", string(&history::tool_name(&call.name))),
+                        ("input", history::arguments(&call.arguments).into_owned()),
+                    ];
+                    typed("tool_use", fields)
                 });
                 say("assistant", in_order(thinking(record), spoken, &mut calls));
             }
@@ -260,13 +267,12 @@ fn messages(records: &[MessageRecord]) -> Value {
                 outcome,
                 ..
             } => {
-                let result = json!({
-                    "type": "tool_result",
-                    "tool_use_id": history::call_id(tool_call_id),
-                    "content": history::result(outcome),
-                    "is_error": !outcome.success,
-                });
-                say("user", vec![result]);
+                let fields = &mut [
+                    ("tool_use_id", string(&history::call_id(tool_call_id))),
+                    ("content", history::result(outcome).into()),
+                    ("is_error", (!outcome.success).into()),
+                ];
+                say("user", vec![typed("tool_result", fields)]);
             }
         }
     }
@@ -279,7 +285,7 @@ fn messages(records: &[MessageRecord]) -> Value {
     }
     turns
         .into_iter()
-        .map(|(role, content)| json!({ "role": role, "content": content }))
+        .map(|(role, content)| object(&mut [("role", string(role)), ("content", content.into())]))
         .collect()
 }
 
@@ -314,7 +320,16 @@ fn in_order(
 }
 
 fn text_block(text: &str) -> Value {
-    json!({ "type": "text", "text": text })
+    typed("text", &mut [("text", string(text))])
+}
+
+/// An object of this type.
+fn typed(kind: &str, fields: &mut [(&str, Value)]) -> Value {
+    let mut object = object(fields);
+    if let Some(object) = object.as_object_mut() {
+        put(object, "type", string(kind));
+    }
+    object
 }
 
 fn or_none(text: &str) -> &str {

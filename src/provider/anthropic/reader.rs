@@ -5,12 +5,13 @@
 
 use std::collections::VecDeque;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::exchange::{Reader, malformed};
 use super::super::halves;
+use super::super::history::object;
 use super::super::refusal::Refusal;
-use super::THINKING;
+use super::{THINKING, text_block, typed};
 use crate::agent::model::{ModelError, ModelEvent, StopReason};
 use crate::protocol::sse::Event;
 use crate::protocol::usage::Tokens;
@@ -111,7 +112,7 @@ impl Reader for MessageReader {
             if !kept.iter().skip(first).any(is_thought) {
                 kept.truncate(first);
             }
-            said.push_back(ModelEvent::Kept(json!({ THINKING: kept })));
+            said.push_back(ModelEvent::Kept(object(&mut [(THINKING, kept.into())])));
         }
         let stop = match self.stop {
             None | Some(StopReason::EndTurn) if self.calls > 0 => StopReason::ToolUse,
@@ -147,7 +148,7 @@ impl MessageReader {
             "tool_use" => {
                 let index = self.calls;
                 self.calls = self.calls.saturating_add(1);
-                self.kept.push(json!({ "type": "tool_use" }));
+                self.kept.push(typed("tool_use", &mut []));
                 let input = block
                     .get("input")
                     .and_then(Value::as_object)
@@ -204,7 +205,7 @@ impl MessageReader {
             Block::None => {}
             Block::Text(held) => {
                 let held = halves::whole(held);
-                self.kept.push(json!({ "type": "text", "text": held }));
+                self.kept.push(text_block(&held));
             }
             Block::Thinking {
                 thinking,
@@ -214,9 +215,9 @@ impl MessageReader {
                 // Without a signature nobody takes it back.
                 if !signature.is_empty() {
                     self.has_thought = true;
-                    self.kept.push(
-                        json!({ "type": "thinking", "thinking": thinking, "signature": signature }),
-                    );
+                    let fields =
+                        &mut [(THINKING, thinking.into()), ("signature", signature.into())];
+                    self.kept.push(typed(THINKING, fields));
                 }
                 said.push_back(ModelEvent::Reasoning {
                     content: String::new(),

@@ -4,7 +4,9 @@
 //! bounds on numbers, texts and lists. What an answer misses of the bounds, its check finds; the model
 //! reads them in the tool that hands the output in.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+
+use super::super::history::{object, put};
 
 /// Fields that stay as they are.
 const KEPT: [&str; 6] = ["type", "enum", "const", "required", "title", "description"];
@@ -44,8 +46,7 @@ pub(super) fn held(schema: &Value) -> Option<Value> {
     };
     let mut held = holder.part(schema)?;
     if !holder.made.is_empty() {
-        held.as_object_mut()?
-            .insert(DEFS.into(), holder.made.into());
+        put(held.as_object_mut()?, DEFS, holder.made.into());
     }
     Some(held)
 }
@@ -62,7 +63,7 @@ impl Holder<'_> {
         if let Some(reference) = schema.get("$ref") {
             let is_mixed = schema.contains_key("properties");
             self.named(reference.as_str()?).filter(|()| !is_mixed)?;
-            return Some(json!({ "$ref": reference }));
+            return Some(object(&mut [("$ref", reference.clone())]));
         }
         let mut held = Map::new();
         for (field, value) in schema {
@@ -78,15 +79,15 @@ impl Holder<'_> {
                 "properties" => {
                     let mut fields = Map::new();
                     for (name, field) in value.as_object()? {
-                        fields.insert(name.clone(), self.part(field)?);
+                        put(&mut fields, name, self.part(field)?);
                     }
                     fields.into()
                 }
-                field if BEYOND.contains(&field) && *value != json!(false) => return None,
+                field if BEYOND.contains(&field) && *value != Value::Bool(false) => return None,
                 _ => continue,
             };
             let field = if field == "oneOf" { "anyOf" } else { field };
-            held.insert(field.into(), value);
+            put(&mut held, field, value);
         }
         is_said(&held).then(|| closed(held))
     }
@@ -99,9 +100,9 @@ impl Holder<'_> {
             Some(Value::Null) => None,
             Some(_) => Some(()),
             None => {
-                self.made.insert(name.into(), Value::Null);
+                put(&mut self.made, name, Value::Null);
                 let part = self.part(self.given?.get(name)?)?;
-                self.made.insert(name.into(), part);
+                put(&mut self.made, name, part);
                 Some(())
             }
         }
@@ -123,8 +124,8 @@ fn is_said(part: &Map<String, Value>) -> bool {
 /// An object that has no other fields.
 fn closed(mut part: Map<String, Value>) -> Value {
     if is(&part, "object") {
-        part.entry("properties").or_insert_with(|| json!({}));
-        part.insert("additionalProperties".into(), false.into());
+        part.entry("properties").or_insert_with(|| object(&mut []));
+        put(&mut part, "additionalProperties", false.into());
     }
     part.into()
 }

@@ -12,11 +12,11 @@ use std::rc::Rc;
 
 use http::HeaderValue;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use self::reader::ChatReader;
 use super::exchange::{self, Line};
-use super::history;
+use super::history::{self, object, put, string};
 use crate::agent::FINISH_TOOL;
 use crate::agent::model::{
     LanguageModel, ModelError, ModelErrorKind, ModelPolicy, ModelRequest, ModelStream, ToolSpec,
@@ -142,12 +142,13 @@ impl OpenAiModel {
 
     fn body(&self, asked: &ModelRequest) -> Value {
         let mut body = Map::new();
-        body.insert("model".into(), self.name.as_str().into());
-        body.insert("messages".into(), self.messages(asked).into());
+        put(&mut body, "model", string(&self.name));
+        put(&mut body, "messages", self.messages(asked).into());
         let holding = self.holding(asked);
         if !matches!(holding, Holding::Whole(_)) {
-            body.insert("stream".into(), true.into());
-            body.insert("stream_options".into(), json!({ "include_usage": true }));
+            put(&mut body, "stream", true.into());
+            let usage = object(&mut [("include_usage", true.into())]);
+            put(&mut body, "stream_options", usage);
             self.offer(asked, &mut body);
         }
         if let Some(tokens) = self.max_tokens {
@@ -155,37 +156,36 @@ impl OpenAiModel {
                 ChatDialect::OpenAi => "max_completion_tokens",
                 ChatDialect::Compatible | ChatDialect::WorkersAi => "max_tokens",
             };
-            body.insert(name.into(), tokens.into());
+            put(&mut body, name, tokens.into());
         }
         match holding {
             Holding::None => {}
             Holding::Streamed(schema) => {
-                let named = json!({ "name": "output", "schema": schema });
-                body.insert("response_format".into(), json_schema(&named));
+                let schema = schema.clone();
+                let named = object(&mut [("name", string("output")), ("schema", schema)]);
+                put(&mut body, "response_format", json_schema(named));
             }
             Holding::Whole(schema) => {
-                body.insert("response_format".into(), json_schema(schema));
+                put(&mut body, "response_format", json_schema(schema.clone()));
             }
-            Holding::ByTool => {
-                body.insert("tool_choice".into(), "required".into());
-            }
+            Holding::ByTool => put(&mut body, "tool_choice", string("required")),
         }
         Value::Object(body)
     }
 
     fn offer(&self, asked: &ModelRequest, body: &mut Map<String, Value>) {
         let tools = asked.tools.iter().map(|tool| {
-            json!({
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": history::parameters(&tool.parameters),
-                },
-            })
+            function(&mut [
+                ("name", string(&tool.name)),
+                ("description", string(&tool.description)),
+                (
+                    "parameters",
+                    history::parameters(&tool.parameters).into_owned(),
+                ),
+            ])
         });
         if !asked.tools.is_empty() {
-            body.insert("tools".into(), tools.collect());
+            put(body, "tools", tools.collect());
         }
     }
 
@@ -208,11 +208,11 @@ impl OpenAiModel {
 
     /// The conversation. A provider gets its own ids back as they were: some models read them.
     fn messages(&self, asked: &ModelRequest) -> Vec<Value> {
-        let mut messages = vec![json!({ "role": "system", "content": &*asked.instructions })];
+        let mut messages = vec![said("system", &asked.instructions)];
         let reasons = asked.messages.iter().any(|one| reasoning(one).is_some());
         for message in &*asked.messages {
             messages.push(match message {
-                MessageRecord::User { text } => json!({ "role": "user", "content": text }),
+                MessageRecord::User { text } => said("user", text),
                 MessageRecord::Assistant {
                     text, tool_calls, ..
                 } => {
@@ -221,29 +221,30 @@ impl OpenAiModel {
                     let calls: Vec<Value> = tool_calls
                         .iter()
                         .map(|call| {
-                            json!({
-                                "id": call.id,
-                                "type": "function",
-                                "function": {
-                                    "name": history::tool_name(&call.name),
-                                    "arguments": history::arguments(&call.arguments).to_string(),
-                                },
-                            })
+                            let arguments = history::arguments(&call.arguments).to_string();
+                            let mut called = function(&mut [
+                                ("name", string(&history::tool_name(&call.name))),
+                                ("arguments", arguments.into()),
+                            ]);
+                            if let Some(called) = called.as_object_mut() {
+                                put(called, "id", string(&call.id));
+                            }
+                            called
                         })
                         .collect();
                     let needs_text = calls.is_empty() || self.dialect == ChatDialect::WorkersAi;
                     let mut message = Map::new();
-                    message.insert("role".into(), "assistant".into());
+                    put(&mut message, "role", string("assistant"));
                     let content = match text.as_str() {
                         "" if !needs_text => Value::Null,
-                        text => text.into(),
+                        text => string(text),
                     };
-                    message.insert("content".into(), content);
+                    put(&mut message, "content", content);
                     if !calls.is_empty() {
                         if let Some(reasoning) = reasoning {
-                            message.insert(REASONING.into(), reasoning.into());
+                            put(&mut message, REASONING, string(reasoning));
                         }
-                        message.insert("tool_calls".into(), calls.into());
+                        put(&mut message, "tool_calls", calls.into());
                     }
                     Value::Object(message)
                 }
@@ -251,16 +252,17 @@ impl OpenAiModel {
                     tool_call_id,
                     outcome,
                     ..
-                } => json!({
-                    "role": "tool",
-                    "tool_call_id": tool_call_id,
-                    "content": history::result(outcome),
-                }),
+                } => object(&mut [
+                    ("role", string("tool")),
+                    ("tool_call_id", string(tool_call_id)),
+                    ("content", history::result(outcome).into()),
+                ]),
             });
         }
-        let is_assistant = |message: &Value| message.get("role") == Some(&json!("assistant"));
+        let is_assistant =
+            |message: &Value| message.get("role").is_some_and(|role| role == "assistant");
         if messages.last().is_some_and(is_assistant) {
-            messages.push(json!({ "role": "user", "content": history::GO_ON }));
+            messages.push(said("user", history::GO_ON));
         }
         messages
     }
@@ -277,8 +279,17 @@ enum Holding<'a> {
     ByTool,
 }
 
-fn json_schema(schema: &Value) -> Value {
-    json!({ "type": "json_schema", "json_schema": schema })
+fn json_schema(schema: Value) -> Value {
+    object(&mut [("type", string("json_schema")), ("json_schema", schema)])
+}
+
+fn said(role: &str, text: &str) -> Value {
+    object(&mut [("role", string(role)), ("content", string(text))])
+}
+
+fn function(fields: &mut [(&str, Value)]) -> Value {
+    let function = object(fields);
+    object(&mut [("type", string("function")), ("function", function)])
 }
 
 /// The reasoning that was kept with an answer, if it was one of this dialect.

@@ -7,10 +7,11 @@
 use std::collections::VecDeque;
 
 use serde::de::IgnoredAny;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::exchange::{Reader, malformed};
 use super::super::halves;
+use super::super::history::object;
 use super::super::refusal::Refusal;
 use super::REASONING;
 use crate::agent::model::{ModelError, ModelErrorKind, ModelEvent, StopReason};
@@ -97,7 +98,7 @@ impl Reader for ChatReader {
         }
         let kept = halves::whole(std::mem::take(&mut self.kept));
         if !kept.is_empty() && !self.calls.is_empty() {
-            said.push_back(ModelEvent::Kept(json!({ REASONING: kept })));
+            said.push_back(ModelEvent::Kept(object(&mut [(REASONING, kept.into())])));
         }
         let stop = match self.stop {
             _ if self.refused => StopReason::Refusal,
