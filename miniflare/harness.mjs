@@ -33,6 +33,7 @@ const WORKERD = createRequire(import.meta.url)("workerd").default;
  *                                `"producer"`, `"consumer"` or another extra Worker's name.
  * @property {object} [vars]
  * @property {string[]} [kv]      Its namespaces of keys and values, by binding.
+ * @property {string[]} [flags]   Compatibility flags beside those of `wrangler.toml`.
  *
  * @typedef {object} Options
  * @property {string} [root]      The folder of `wrangler.toml`.
@@ -51,6 +52,7 @@ const WORKERD = createRequire(import.meta.url)("workerd").default;
  *                                   requests to the outside. `"block"`, the default, answers 502 and counts them.
  * @property {string} [workersAi]  Where chat completions are that a binding `AI` of every Worker leads to, as the binding
  *                                 of Workers AI would to Cloudflare. Without it there is no such binding.
+ * @property {boolean} [measured]  Has each built Worker tell at `/measures` what its module has taken (`miniflare/measured`).
  * @property {(line: string) => void} [onLog]  Told each line that workerd writes.
  */
 
@@ -139,6 +141,7 @@ class Workers {
 
   async #start() {
     process.env.MINIFLARE_WORKERD_PATH = WORKERD;
+    process.env.MINIFLARE_WORKERD_V8_FLAGS = this.#options.measured ? "--expose-gc" : "";
     const earlier = new Set(childPids().map(({ pid }) => pid));
     for (const name of [...this.#roles, ...this.#extra.map((worker) => worker.name)]) {
       this.#ports[name] ??= await freePort();
@@ -281,9 +284,9 @@ class Workers {
     return { assets: { directory: resolve(this.root, directory), binding, routerConfig } };
   }
 
-  #extraOptions({ name, script, built, objects = {}, services = {}, vars = {}, kv = [] }) {
+  #extraOptions({ name, script, built, objects = {}, services = {}, vars = {}, kv = [], flags = [] }) {
     return {
-      ...this.#common(name),
+      ...this.#common(name, flags),
       ...(built === undefined
         ? { modules: [{ type: "ESModule", path: `${name}.mjs`, contents: script }] }
         : this.#built(resolve(this.root, built, "build/index.js"), `cargo xtask build ${name}`)),
@@ -302,21 +305,27 @@ class Workers {
     for (const file of [main, wasm]) {
       if (!existsSync(file)) throw new Error(`${file} is missing: run \`${command}\``);
     }
+    const measuring = ["entry.mjs", "counts.mjs"].map((name) => ({
+      type: "ESModule",
+      path: join(dirname(main), name),
+      contents: readFileSync(join(ROOT, "miniflare/measured", name), "utf8"),
+    }));
     return {
       modulesRoot: dirname(main),
       modules: [
+        ...(this.#options.measured ? measuring : []),
         { type: "ESModule", path: main },
         { type: "CompiledWasm", path: wasm },
       ],
     };
   }
 
-  #common(name) {
+  #common(name, flags = []) {
     const { outbound = "block" } = this.#options;
     const options = {
       name: this.#workerName(name),
       compatibilityDate: this.#config.compatibility_date,
-      compatibilityFlags: this.#config.compatibility_flags,
+      compatibilityFlags: [...this.#config.compatibility_flags, ...flags],
       unsafeDirectSockets: [{ host: "127.0.0.1", port: this.#ports[name] }],
     };
     if (this.#options.workersAi) {

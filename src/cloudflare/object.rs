@@ -4,7 +4,8 @@
 //! broken stub, one that left `alarm` would be retried a few times and then forgotten with the
 //! session still running. Construction never fails either; why it could not work is kept and told.
 
-use std::rc::Rc;
+use std::cell::RefCell;
+use std::rc::{Rc, Weak};
 
 use wasm_bindgen::{JsCast as _, JsValue};
 
@@ -39,11 +40,20 @@ const REBUILD_AFTER: u64 = 60_000;
 ///     agents(env, runtime)
 /// }
 /// ```
+///
+/// What the session and its agents take in memory is there while something works with the session:
+/// a request, an execution, a hook, a reader. Between two events of a session at rest it is not,
+/// because the platform neither tells an object that it is evicted nor frees its value before
+/// JavaScript's garbage is collected, which may be hundreds of objects later.
 pub struct ObjectHost {
-    producer: Result<Rc<Producer>>,
+    agents: MakeAgents,
     database: Result<Rc<dyn Database>>,
     runtime: Option<Rc<DurableRuntime>>,
+    /// The session's driver, which belongs to those who work with it.
+    producer: RefCell<Weak<Producer>>,
 }
+
+type MakeAgents = Box<dyn Fn(Rc<dyn Runtime>) -> Result<Agents>>;
 
 /// Makes a class that keeps an [`ObjectHost`] the host of the agents that a function makes, as
 /// [`ObjectHost::new`] takes it.
@@ -83,61 +93,72 @@ macro_rules! host_agents {
 }
 
 impl ObjectHost {
-    /// Builds the object's session from its storage and the agents that it may host.
+    /// Hosts the session in the object's storage with the agents that it may have. `agents` is
+    /// called when an event finds the session at rest, so that it may be called many times.
     ///
     /// Never fails: when `agents` or the storage does, every request is answered with that error.
     #[must_use]
     pub fn new(
         state: worker::State,
         env: &worker::Env,
-        agents: impl FnOnce(&worker::Env, Rc<dyn Runtime>) -> Result<Agents>,
+        agents: impl Fn(&worker::Env, Rc<dyn Runtime>) -> Result<Agents> + 'static,
     ) -> Self {
         let context: RawContext = JsValue::from(state._inner()).unchecked_into();
         let standing = panics::guard(&context);
         console::install();
-        let storage = match context.storage() {
-            Ok(storage) => storage,
+        let (database, runtime) = match context.storage() {
+            Ok(storage) => (
+                DurableDatabase::new(storage.clone())
+                    .map(|database| Rc::new(database) as Rc<dyn Database>),
+                Some(Rc::new(DurableRuntime::new(context, storage, standing))),
+            ),
             Err(thrown) => {
                 let error = Error::internal(format!("storage: {}", ffi::message(&thrown)));
-                return Self {
-                    producer: Err(error.clone()),
-                    database: Err(error),
-                    runtime: None,
-                };
+                (Err(error), None)
             }
         };
-        let runtime = Rc::new(DurableRuntime::new(context, storage.clone(), standing));
-        let database =
-            DurableDatabase::new(storage).map(|database| Rc::new(database) as Rc<dyn Database>);
-        let producer = database.clone().and_then(|database| {
-            let store = Rc::new(SqlStore::new(database));
-            let agents = agents(env, Rc::clone(&runtime) as Rc<dyn Runtime>)?;
-            Ok(Producer::new(
-                Rc::clone(&runtime) as Rc<dyn ObjectRuntime>,
-                store,
-                agents,
-            ))
-        });
-        if let Err(error) = &producer {
-            let detail = error.detail.as_deref().unwrap_or_default();
-            log(
-                Level::Error,
-                &format_args!("the object cannot be built: {error} {detail}"),
-            );
-        }
+        let env = env.clone();
         Self {
-            producer,
+            agents: Box::new(move |runtime| agents(&env, runtime)),
             database,
-            runtime: Some(runtime),
+            runtime,
+            producer: RefCell::default(),
         }
+    }
+
+    /// The session's driver: the one that is at work, or a new one. There are never two.
+    fn driver(&self) -> Result<Rc<Producer>> {
+        if let Some(producer) = self.producer.borrow().upgrade() {
+            return Ok(producer);
+        }
+        let built = self.build();
+        match &built {
+            Ok(producer) => *self.producer.borrow_mut() = Rc::downgrade(producer),
+            Err(error) => log(
+                Level::Error,
+                &format_args!(
+                    "the object cannot be built: {error} {}",
+                    error.detail.as_deref().unwrap_or_default()
+                ),
+            ),
+        }
+        built
+    }
+
+    fn build(&self) -> Result<Rc<Producer>> {
+        let store = Rc::new(SqlStore::new(self.database()?));
+        let runtime = self.runtime.clone();
+        let runtime = runtime.ok_or_else(|| Error::internal("the object has no storage"))?;
+        let agents = (self.agents)(runtime.clone())?;
+        Ok(Producer::new(runtime, store, agents))
     }
 
     /// Answers a request that a mount or another object of the same Worker sent.
     pub async fn fetch(&self, request: worker::Request) -> worker::Response {
         let signal = convert::signal(request.inner());
-        let producer = match &self.producer {
+        let producer = match self.driver() {
             Ok(producer) => producer,
-            Err(error) => return convert::answer(refusal(error), None),
+            Err(error) => return convert::answer(refusal(&error), None),
         };
         match read(request.inner()).await {
             Ok(request) => convert::answer(producer.handle(request).await, signal.as_ref()),
@@ -151,10 +172,7 @@ impl ObjectHost {
     /// # Errors
     /// Why the object could not be built, or what the deletion says; nothing is deleted then.
     pub async fn delete(&self) -> Result<()> {
-        match &self.producer {
-            Ok(producer) => producer.delete().await,
-            Err(error) => Err(error.clone()),
-        }
+        self.driver()?.delete().await
     }
 
     /// The object's database, for what an agent keeps in tables of its own: a class may answer a
@@ -173,12 +191,12 @@ impl ObjectHost {
     /// Why the object could not be built.
     #[cfg(feature = "bench")]
     pub fn producer(&self) -> Result<Rc<Producer>> {
-        self.producer.clone()
+        self.driver()
     }
 
     /// Lets the session go on, and sees to it that there is another alarm if there must be one.
     pub async fn alarm(&self) -> worker::Response {
-        match (&self.producer, &self.runtime) {
+        match (self.driver(), &self.runtime) {
             (Ok(producer), _) => producer.alarm().await,
             (Err(_), Some(runtime)) => {
                 // The session may be running still: a later version of the code, or a better

@@ -42,7 +42,7 @@ impl DurableObject for BenchAgents {
         let feed = Rc::new(Feed::default());
         let model = Rc::new(BenchModel(Rc::clone(&feed)));
         Self {
-            host: ObjectHost::new(state, &env, |_, _| agents(model)),
+            host: ObjectHost::new(state, &env, move |_, _| agents(Rc::clone(&model))),
             feed,
             begun: Cell::new(false),
         }

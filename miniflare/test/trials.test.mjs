@@ -1,0 +1,101 @@
+// Objects and jobs that come and go leave nothing in the memory of the modules. `TRIALS=long` asks for a thousand of each.
+//
+// The platform frees the value of an evicted object when V8 collects its handle, and V8 sees nothing of what the value takes in
+// the module: so what an object holds at rest is little, and once it is evicted and collected, nothing.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { research } from "./support/documents.mjs";
+import { Mount } from "./support/http.mjs";
+import { evicting, gone, kept } from "./support/measures.mjs";
+import { settledByItself, stressWorker } from "./support/stress.mjs";
+import { newSession, startWorld } from "./support/world.mjs";
+
+const [OBJECTS, JOBS] = process.env.TRIALS === "long" ? [1000, 1000] : [80, 8];
+
+/** Objects and jobs after which all are evicted: at no time is more there than so many, in no half of a trial. */
+const OBJECTS_TOGETHER = 20;
+const JOBS_TOGETHER = 2;
+
+/** By how much a module's memory may rise from half to all, in KiB: two pages, which is all that it can say. */
+const RISE_KIB = 128;
+
+/** Sessions at rest with a state each, in KiB, and by how much the memory may rise from a quarter of them to all. */
+const [AT_REST, STATE_KIB, AT_REST_RISE_KIB] = [40, 200, 1024];
+
+let world;
+let stress;
+before(async () => {
+  world = await startWorld({ measured: true, extra: [stressWorker(), evicting] });
+  stress = new Mount(world.workers.urls.stress, "/agents", "stress");
+});
+after(() => world.stop());
+
+/** Does `work` for each number up to `count`, a few at once. */
+async function each(count, work, atOnce = 5) {
+  let next = 0;
+  await Promise.all(Array.from({ length: Math.min(atOnce, count) }, async () => {
+    while (next < count) await work((next += 1));
+  }));
+}
+
+/** Begins a session and waits for its end. */
+async function run(mount, body) {
+  const answer = await mount.start(body);
+  assert.equal(answer.status, 200, answer.text);
+  assert.equal((await settledByItself(world.workers, body.sessionId)).status, "completed");
+}
+
+const talker = (state = {}) => ({ sessionId: newSession("talker"), message: JSON.stringify({ say: { chunks: 4, per: 4, bytes: 20 } }), state });
+
+function job(seed) {
+  const { documents, topic } = research(seed, { documents: 2, sentences: 6, questions: 2 });
+  return { sessionId: newSession("job"), message: topic, state: { documents } };
+}
+
+/** What the modules have taken after each half of `count` times `work`; all objects are evicted after every few. */
+async function halves(names, count, together, work) {
+  const half = async () => {
+    let taken;
+    for (let done = 0; done < count / 2; done += together) {
+      await each(Math.min(together, count / 2 - done), work);
+      taken = await gone(world.workers, names);
+    }
+    return taken;
+  };
+  return [await half(), await half()];
+}
+
+function assertFlat(t, names, [early, late]) {
+  names.forEach((name, at) => {
+    t.diagnostic(`${name}: ${early[at]} KiB after half, ${late[at]} KiB after all`);
+    assert.ok(late[at] - early[at] <= RISE_KIB, `${name}: ${early[at]} KiB became ${late[at]} KiB`);
+  });
+}
+
+test(`${OBJECTS} objects come and go, and the module's memory is flat`, async (t) => {
+  const names = ["stress"];
+  assertFlat(t, names, await halves(names, OBJECTS, OBJECTS_TOGETHER, () => run(stress, talker())));
+});
+
+test(`${JOBS} jobs come and go, and the memory of both modules is flat`, async (t) => {
+  const names = ["consumer", "producer"];
+  assertFlat(t, names, await halves(names, JOBS, JOBS_TOGETHER, (seed) => run(world.writer, job(seed))));
+});
+
+test("case 18: what sessions at rest take of the module's memory has nothing of their states", async (t) => {
+  // Meanwhile nobody calls these; the next test looks for them.
+  await run(world.writer, job(0));
+  const state = { documents: ["x".repeat(STATE_KIB * 1024)] };
+  const begin = (count) => each(count, () => run(stress, talker(state)), 1);
+  await begin(AT_REST / 4);
+  const few = await kept(world.workers, "stress");
+  await begin((AT_REST * 3) / 4);
+  const all = await kept(world.workers, "stress");
+  t.diagnostic(`${few.memory} KiB with ${few.objects} objects, ${all.memory} KiB with ${all.objects}`);
+  assert.ok(all.memory - few.memory <= AT_REST_RISE_KIB, `${few.memory} KiB became ${all.memory} KiB`);
+});
+
+test("case 18: what nobody calls is evicted by the runtime, and every object is freed", async () => {
+  await gone(world.workers, ["stress", "consumer", "producer"], { byThemselves: true });
+});
