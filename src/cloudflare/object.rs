@@ -2,7 +2,7 @@
 //!
 //! Every error becomes an envelope: an exception that left `fetch` would reach the caller as a
 //! broken stub, one that left `alarm` would be retried a few times and then forgotten with the
-//! session still running. Construction never fails either; why it could not work is kept and told.
+//! session still running. Construction never fails either; why it could not work is told to each event.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
