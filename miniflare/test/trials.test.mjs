@@ -21,7 +21,10 @@ const JOBS_TOGETHER = 2;
  * By how much may rise from half to all what a module uses, in KiB, and what it has taken. It keeps up to 256 statements as
  * texts and forgets them all at once; and what it takes is the most that it needed at any moment, whatever ran side by side.
  */
-const [USED_RISE_KIB, TAKEN_RISE_KIB] = [160, 512];
+const [USED_RISE_KIB, TAKEN_RISE_KIB] = [128, 512];
+
+/** Readers that read a stream to its end, and by how much what the module uses may rise from half of them to all, in KiB. */
+const [READERS, READERS_RISE_KIB] = [2000, 64];
 
 /** Sessions at rest with a state each, in KiB, and by how much the memory may rise from a quarter of them to all. */
 const [AT_REST, STATE_KIB, AT_REST_RISE_KIB] = [40, 200, 1024];
@@ -80,6 +83,20 @@ test(`${OBJECTS} objects come and go, and the module's memory is flat`, (t) =>
 
 test(`${JOBS} jobs come and go, and the memory of both modules is flat`, (t) =>
   assertFlat(t, ["consumer", "producer"], JOBS, JOBS_TOGETHER, (seed) => run(world.writer, job(seed))));
+
+test(`${READERS} readers read to the end, and nothing of them stays in the module`, async (t) => {
+  const session = talker();
+  await run(stress, session);
+  const half = async () => {
+    await each(READERS / 2, async () => assert.equal((await stress.read(session.sessionId, { fromSequence: 0 })).events.at(-1).event, "end"), 20);
+    await gone(world.workers, ["stress"]);
+    return measures(world.workers, "stress", "used");
+  };
+  const [early, late] = [await half(), await half()];
+  const told = `${early.used.toFixed(1)} KiB used after half, ${late.used.toFixed(1)} after all`;
+  t.diagnostic(told);
+  assert.ok(late.used - early.used <= READERS_RISE_KIB, told);
+});
 
 test("case 18: what sessions at rest take of the module's memory has nothing of their states", async (t) => {
   // Meanwhile nobody calls these; the next test looks for them.

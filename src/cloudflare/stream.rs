@@ -125,8 +125,10 @@ impl SlotBody {
                 slot.close();
             } else {
                 let on_abort = slot.clone();
-                // The closure belongs to the signal from here on and goes with it.
-                let callback = Closure::once_into_js(move || on_abort.close());
+                // The closure belongs to the signal from here on and goes with it. One that is made to
+                // be called once would stay for ever where it is never called.
+                let callback =
+                    Closure::<dyn FnMut()>::new(move || on_abort.close()).into_js_value();
                 drop(signal.add_event_listener_with_callback("abort", callback.unchecked_ref()));
             }
         }
