@@ -7,7 +7,7 @@
 use std::fmt;
 
 use http::HeaderMap;
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::conversation::{MOST_MESSAGES, PAGE_MESSAGES};
@@ -92,15 +92,22 @@ pub fn parse_resume(body: &[u8]) -> Result<ResumeRequest> {
     })
 }
 
+/// The longest reason of an interrupt or an abort, in bytes of UTF-8.
+pub const MAX_REASON: usize = 4096;
+
 /// Reads the body of an interrupt or an abort.
 ///
 /// # Errors
 /// `VALIDATION_ERROR` naming the field.
 pub fn parse_stop(body: &[u8]) -> Result<StopRequest> {
     let body = Fields::of_body(body)?;
+    let reason = body.text("reason")?;
+    if reason.as_ref().is_some_and(|text| text.len() > MAX_REASON) {
+        return Err(body.wrong("reason", &format!("at most {MAX_REASON} bytes long")));
+    }
     Ok(StopRequest {
         session_id: body.session_id()?,
-        reason: body.text("reason")?,
+        reason,
     })
 }
 
@@ -353,9 +360,14 @@ struct Fields {
 
 impl Fields {
     fn of_body(body: &[u8]) -> Result<Self> {
-        let Once(map) = serde_json::from_slice(body).map_err(|e| {
-            Error::invalid("body", "The body must be a JSON object.").with_detail(e.to_string())
-        })?;
+        let wrong = || {
+            let message = "The body must be a JSON object in which no field stands twice.";
+            Error::invalid("body", message)
+        };
+        let read = serde_json::from_slice(body);
+        let Once(Value::Object(map)) = read.map_err(|e| wrong().with_detail(e.to_string()))? else {
+            return Err(wrong());
+        };
         if map.values().any(|value| too_deep(value, DEPTH_LIMIT - 1)) {
             return Err(Error::invalid("body", "The body is nested too deeply."));
         }
@@ -452,12 +464,13 @@ impl Fields {
     }
 }
 
-/// The fields of a body, each of them once: of two, two readers could take two different ones.
-struct Once(Map<String, Value>);
+/// A value in which no object has a field twice, at any depth: of two, two readers could take two
+/// different ones.
+struct Once(Value);
 
 impl<'de> Deserialize<'de> for Once {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(OnceReader)
+        deserializer.deserialize_any(OnceReader)
     }
 }
 
@@ -467,17 +480,49 @@ impl<'de> Visitor<'de> for OnceReader {
     type Value = Once;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Once, E> {
+        Ok(Once(Value::Null))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Once, E> {
+        Ok(Once(value.into()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Once, E> {
+        Ok(Once(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Once, E> {
+        Ok(Once(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Once, E> {
+        Ok(Once(value.into()))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Once, E> {
+        Ok(Once(value.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Once, A::Error> {
+        let mut all = Vec::new();
+        while let Some(Once(item)) = items.next_element()? {
+            all.push(item);
+        }
+        Ok(Once(Value::Array(all)))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Once, A::Error> {
         let mut map = Map::new();
-        while let Some((name, value)) = fields.next_entry()? {
+        while let Some((name, Once(value))) = fields.next_entry()? {
             if map.insert(name, value).is_some() {
                 return Err(A::Error::custom("a field stands there twice"));
             }
         }
-        Ok(Once(map))
+        Ok(Once(Value::Object(map)))
     }
 }
 

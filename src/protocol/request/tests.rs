@@ -153,6 +153,27 @@ fn a_body_that_is_no_json_object_is_refused_as_a_whole() {
 }
 
 #[test]
+fn a_field_that_stands_twice_is_refused_at_any_depth() {
+    for twice in [
+        r#"{"sessionId":"s","message":"m","message":"m"}"#,
+        r#"{"sessionId":"s","message":"m","state":{"a":1,"a":1}}"#,
+        r#"{"sessionId":"s","message":"m","state":{"a":[[{"b":1,"\u0062":2}]]}}"#,
+        r#"{"sessionId":"s","message":"m","metadata":{"a":{"b":null,"b":null}}}"#,
+        r#"{"sessionId":"s","message":"m","parent":{"sessionId":"p","sessionId":"q"}}"#,
+    ] {
+        let error = parse_start(twice.as_bytes()).unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("body"), "{twice}");
+    }
+    // The same name in two objects is two fields, and every kind of value is read as it is.
+    let state =
+        r#"{"a":{"a":[null,true,-1,18446744073709551615,0.1,1e300,"\u00e9"]},"b":{"a":{}}}"#;
+    let body = format!(r#"{{"sessionId":"s","message":"m","state":{state}}}"#);
+    let read = parse_start(body.as_bytes()).unwrap();
+    let whole: Value = serde_json::from_str(state).unwrap();
+    assert_eq!(read.state.map(Value::Object), Some(whole));
+}
+
+#[test]
 fn the_mode_of_a_resume_follows_its_message() {
     use ResumeMode::{Continue, NewTurn, WithMessage};
     for (mode, message, expected) in [
@@ -189,6 +210,9 @@ fn a_stop_may_give_a_reason() {
         "reason"
     );
     assert_eq!(field(stop(json!({"reason": "r"}))), "sessionId");
+    let of = |bytes: usize| json!({"sessionId": "s", "reason": "r".repeat(bytes)});
+    assert!(stop(of(MAX_REASON)).is_ok());
+    assert_eq!(field(stop(of(MAX_REASON + 1))), "reason");
 }
 
 #[test]
