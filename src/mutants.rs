@@ -41,11 +41,15 @@ pub enum Mutant {
     SequenceFollowsLog,
     /// Readers are told of a chunk once its commit is durable.
     PublishedOnceDurable,
+    /// No ordinal of a patch is used twice.
+    OrdinalsOnce,
+    /// Nothing panics.
+    NothingPanics,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::CursorIsExclusive,
         Self::CursorWithChunks,
         Self::WhenInDoubt,
@@ -62,6 +66,8 @@ impl Mutant {
         Self::TakesBack,
         Self::SequenceFollowsLog,
         Self::PublishedOnceDurable,
+        Self::OrdinalsOnce,
+        Self::NothingPanics,
     ];
 }
 

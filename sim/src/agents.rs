@@ -10,6 +10,7 @@ use remote_agents::agent::SubAgent;
 use remote_agents::agent::model::{
     LanguageModel, ModelError, ModelErrorKind, ModelEvent, ModelRequest, ModelStream, StopReason,
 };
+use remote_agents::mutants::{self, Mutant};
 use remote_agents::native::LocalRuntime;
 use remote_agents::protocol::usage::Tokens;
 use remote_agents::store::{MessageRecord, SubLocation};
@@ -104,6 +105,10 @@ impl Making<'_> {
             async move {
                 let fault = shared.gate.pass(side, Kind::Tool, &context.tool_call_id);
                 shared.strike(side, runtime.as_ref(), fault);
+                if mutants::lacks(Mutant::NothingPanics) {
+                    #[allow(clippy::panic)] // It is what the rule is taken away for.
+                    std::panic::panic_any("a tool panics");
+                }
                 let call = context.tool_call_id.clone();
                 context.update(|state: &mut State| {
                     state.insert(format!("{name} {call}"), json!("under way"));

@@ -10,6 +10,7 @@ use futures::FutureExt as _;
 use futures::channel::oneshot;
 use futures::future::Shared;
 
+use crate::panics;
 use crate::plan::{Fault, Kind, Plan, Planned, Side};
 
 /// How many of the last lines of a trace are kept.
@@ -126,6 +127,7 @@ impl Gate {
             *count = count.saturating_add(1);
             nth
         };
+        self.no_panics();
         if self.lines.get() > MOST {
             self.broken(Invariant::Bounded, "there is no end of effects");
         }
@@ -162,6 +164,13 @@ impl Gate {
             last.pop_front();
         }
         last.push_back(line);
+    }
+
+    /// Nothing has panicked so far.
+    pub fn no_panics(&self) {
+        if let Some(what) = panics::seen() {
+            self.broken(Invariant::Panic, what);
+        }
     }
 
     /// Chunks were committed, and gone before they were durable.

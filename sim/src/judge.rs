@@ -166,7 +166,10 @@ impl Judge {
     /// What holds of the session row, and of the runs before.
     fn row(&self, name: &str, ledger: &Ledger, record: &SessionRecord) -> Held {
         for (run_id, terminal) in &ledger.known.terminals {
-            let run = ledger.store.run(run_id).unwrap_or_default();
+            let run = ledger
+                .store
+                .run(run_id)
+                .map_err(|error| (Invariant::Panic, error.to_string()))?;
             let now = run.and_then(|run| run.terminal);
             if terminal.is_some() && *terminal != now {
                 let what = format!("the end of {run_id} in {name} was {terminal:?}, is {now:?}");
@@ -277,7 +280,9 @@ impl Judge {
 
     /// What holds of a session that has come to rest.
     fn at_rest(&self, name: &str, ledger: &mut Ledger) -> Held {
-        let entries = ledger.store.usage().unwrap_or_default();
+        let unreadable =
+            |error: remote_agents::Error| (Invariant::Panic, format!("{name}: {error}"));
+        let entries = ledger.store.usage().map_err(unreadable)?;
         let mut counted = self.counted.borrow_mut();
         for entry in entries.iter().skip(ledger.known.usage) {
             // What an answer that was cut has cost is not known.
@@ -295,8 +300,8 @@ impl Judge {
             }
         }
         ledger.known.usage = entries.len();
-        let messages = ledger.store.messages().unwrap_or_default();
-        let open = ledger.store.step().unwrap_or_default();
+        let messages = ledger.store.messages().map_err(unreadable)?;
+        let open = ledger.store.step().map_err(unreadable)?;
         paired::judge(&messages)
             .or_else(|what| if open.is_some() { Ok(()) } else { Err(what) })
             .map_err(|what| (Invariant::Paired, format!("in {name} {what}")))
@@ -413,7 +418,9 @@ impl Judge {
     }
 
     fn ended(&self, name: &str, ledger: &Ledger) -> Held {
-        let refs = ledger.store.sub_sessions().unwrap_or_default();
+        let unreadable =
+            |error: remote_agents::Error| (Invariant::Panic, format!("{name}: {error}"));
+        let refs = ledger.store.sub_sessions().map_err(unreadable)?;
         for child in refs {
             let reported = || {
                 ledger.chunks.iter().any(|chunk| {
@@ -438,7 +445,7 @@ impl Judge {
             );
             return broken(Invariant::SettledOnce, what);
         }
-        for message in ledger.store.messages().unwrap_or_default() {
+        for message in ledger.store.messages().map_err(unreadable)? {
             if let MessageRecord::Assistant { tool_calls, .. } = message
                 && let Some(call) = tool_calls
                     .iter()

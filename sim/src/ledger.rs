@@ -48,6 +48,8 @@ pub struct Known {
     pub(crate) terminals: BTreeMap<String, Option<Terminal>>,
     pub(crate) promoted: (Rc<Value>, u64),
     pub(crate) working: (Rc<Value>, u64),
+    /// The highest ordinal of its patches, those of discarded attempts among them.
+    pub(crate) ordinal: u64,
     pub(crate) results: BTreeSet<String>,
     pub(crate) begun: BTreeSet<String>,
     pub(crate) ended: BTreeSet<String>,
@@ -176,7 +178,11 @@ pub(crate) fn forwarded(
     others: &BTreeMap<String, Ledger>,
 ) -> Held {
     if chunk.kind() == "stream_resync" {
-        // The parent says so in the child's name: the rest could not be had.
+        // The parent says so in the child's name: the rest could not be had. Nothing here trims a log
+        // or leaves a part of a stream out, so there is no other reason.
+        if chunk.text("reason") != Some("child_incomplete") {
+            return broken(Invariant::Forwarded, format!("{name} says {chunk:?}"));
+        }
         *last = sequence.max(*last);
         return Ok(());
     }
@@ -222,10 +228,17 @@ pub(crate) fn law(name: &str, ledger: &mut Ledger, sequence: u64, chunk: &RawChu
                 .map_err(|e| (Invariant::Law, format!("{name} at {sequence}: {e}")))?;
             let ordinal = chunk.0.get("patchOrdinal").and_then(Value::as_u64);
             let ordinal = ordinal.unwrap_or_default();
-            if ordinal <= ledger.known.working.1 {
+            if ordinal <= ledger.known.ordinal {
                 let what = format!("{name} at {sequence}: ordinal {ordinal} again");
                 return broken(Invariant::Law, what);
             }
+            let base = chunk.0.get("patchBase").and_then(Value::as_u64);
+            if base != Some(ledger.known.working.1) {
+                let due = ledger.known.working.1;
+                let what = format!("{name} at {sequence}: made on top of {base:?}, not of {due}");
+                return broken(Invariant::Law, what);
+            }
+            ledger.known.ordinal = ordinal;
             ledger.known.working = (Rc::new(state), ordinal);
             Ok(())
         }

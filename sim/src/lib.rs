@@ -16,6 +16,7 @@ pub mod link;
 #[path = "../../tests/stories/paired.rs"]
 #[allow(dead_code)] // The judge of histories of all tests.
 pub mod paired;
+pub mod panics;
 pub mod plan;
 pub mod random;
 pub mod run;

@@ -1,4 +1,4 @@
-//! Runs seeds: `sim [--seeds N] [--first S] [--seed S] [--threads N] [--mutant NAME]`.
+//! Runs seeds: `sim [--seeds N] [--first S] [--seed S [--faults none|P,P..]] [--threads N] [--mutant NAME]`.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,12 +11,14 @@ use sim::table::Table;
 use sim::{Plan, run};
 
 /// What was asked for.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Asked {
     first: u64,
     seeds: u64,
     threads: u64,
     mutant: Option<Mutant>,
+    /// The places of the faults that are kept; all without them.
+    faults: Option<Vec<usize>>,
 }
 
 fn asked() -> Result<Asked, String> {
@@ -25,6 +27,7 @@ fn asked() -> Result<Asked, String> {
         seeds: 1_000,
         threads: 2,
         mutant: None,
+        faults: None,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -35,6 +38,12 @@ fn asked() -> Result<Asked, String> {
             "--first" => asked.first = number()?,
             "--threads" => asked.threads = number()?.max(1),
             "--seed" => (asked.first, asked.seeds) = (number()?, 1),
+            "--faults" if value == "none" => asked.faults = Some(Vec::new()),
+            "--faults" => {
+                let places = value.split(',').map(str::parse::<usize>);
+                let places = places.collect::<Result<_, _>>();
+                asked.faults = Some(places.map_err(|e| format!("{word}: {e}"))?);
+            }
             "--mutant" => {
                 let known = Mutant::ALL.into_iter();
                 let mut known = known.filter(|mutant| format!("{mutant:?}") == value);
@@ -63,13 +72,17 @@ fn carry_out(asked: Asked) -> ExitCode {
     let (told, heard) = mpsc::channel();
     for thread in 0..asked.threads {
         let (told, done, failed) = (told.clone(), done.clone(), failed.clone());
+        let asked = asked.clone();
         std::thread::spawn(move || {
             mutants::take(asked.mutant);
             let mut table = Table::default();
             let mut seed = asked.first.saturating_add(thread);
             while seed < asked.first.saturating_add(asked.seeds) && !failed.load(Ordering::Relaxed)
             {
-                let plan = Plan::of(seed);
+                let mut plan = Plan::of(seed);
+                if let Some(places) = &asked.faults {
+                    plan = plan.only(places);
+                }
                 let outcome = run(&plan);
                 table.add(&outcome);
                 if let Some(broken) = outcome.broken {
@@ -97,6 +110,11 @@ fn carry_out(asked: Asked) -> ExitCode {
     let is_one = asked.seeds < 2_000 || asked.mutant.is_some();
     let empty = table.empty();
     if failed.load(Ordering::Relaxed) {
+        return ExitCode::FAILURE;
+    }
+    let (effects, faults) = table.medians();
+    if !is_one && (effects < 20 || faults < 2) {
+        println!("the median seed has less than 20 effects and 2 faults");
         return ExitCode::FAILURE;
     }
     if !is_one && !empty.is_empty() {

@@ -245,6 +245,8 @@ pub struct Planned {
     pub nth: u64,
     /// What goes wrong.
     pub fault: Fault,
+    /// Its place in the plan of its seed.
+    pub place: usize,
 }
 
 impl fmt::Display for Planned {
@@ -254,8 +256,9 @@ impl fmt::Display for Planned {
             kind,
             nth,
             fault,
+            place,
         } = self;
-        write!(f, "{fault:?} at {side:?} {kind:?} #{nth}")
+        write!(f, "{place}: {fault:?} at {side:?} {kind:?} #{nth}")
     }
 }
 
@@ -285,6 +288,9 @@ impl Plan {
         if random.chance(15) {
             faults.extend(storm(&random));
         }
+        for (place, fault) in faults.iter_mut().enumerate() {
+            fault.place = place;
+        }
         Self {
             seed,
             workload,
@@ -292,7 +298,14 @@ impl Plan {
         }
     }
 
-    /// The same without the fault at this place.
+    /// The same with those faults alone that have these places in the plan of the seed.
+    #[must_use]
+    pub fn only(mut self, places: &[usize]) -> Self {
+        self.faults.retain(|fault| places.contains(&fault.place));
+        self
+    }
+
+    /// The same without the fault at this place of what is left.
     #[must_use]
     pub fn without(&self, place: usize) -> Self {
         let mut plan = self.clone();
@@ -321,6 +334,7 @@ fn storm(random: &Random) -> Vec<Planned> {
         } else {
             Fault::Short
         },
+        place: 0,
     });
     planned.collect()
 }
@@ -346,5 +360,6 @@ fn planned(random: &Random) -> Option<Planned> {
         kind,
         nth,
         fault,
+        place: 0,
     })
 }

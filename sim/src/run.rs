@@ -39,6 +39,7 @@ pub fn run(plan: &Plan) -> Outcome {
     let local = tokio::task::LocalSet::new();
     let plan = plan.clone();
     crate::paired::findings();
+    crate::panics::watch();
     local.block_on(&runtime, async move {
         let told = tokio::task::spawn_local(async move { live(&plan).await }).await;
         match told {
@@ -101,6 +102,7 @@ async fn live(plan: &Plan) -> Result<Outcome> {
     for watcher in watchers {
         watcher.abort();
     }
+    world.shared.gate.no_panics();
     let outcome = world.shared.gate.outcome();
     world.close();
     Ok(outcome)
@@ -244,17 +246,28 @@ async fn at_rest(world: &World) {
     }
 }
 
-/// Each token is counted once, by the root's own rollup.
+/// Each token is counted once, by the root's own rollup. Where a part of the tree could not be asked,
+/// the rollup says that it is partial, and is asked for again.
 async fn counted(world: &World) -> Result<()> {
-    let usage = world.to("root")?.usage(&SessionId::parse(ROOT)?).await;
-    let Ok(usage) = usage else { return Ok(()) };
-    let total = usage.rollup["tokens"]["total"].as_u64();
-    let total = total.ok_or_else(|| Error::internal("a rollup without tokens"))?;
-    let spent = world.judge.spent();
-    let is_partial = usage.rollup["partial"] == true;
-    if total > spent || (total < spent && !is_partial) {
-        let what = format!("the rollup says {total}, all sessions together {spent}");
-        world.shared.gate.broken(Invariant::CountedOnce, what);
+    let (transport, root) = (world.to("root")?, SessionId::parse(ROOT)?);
+    let mut last = String::from("never answered");
+    for _ in 0..40 {
+        if let Ok(usage) = transport.usage(&root).await {
+            let total = usage.rollup["tokens"]["total"].as_u64();
+            let total = total.ok_or_else(|| Error::internal("a rollup without tokens"))?;
+            let spent = world.judge.spent();
+            let is_partial = usage.rollup["partial"] == true;
+            if total == spent {
+                return Ok(());
+            }
+            last = format!("says {total} (partial: {is_partial}), all sessions together {spent}");
+            if total > spent || !is_partial {
+                break;
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
     }
+    let what = format!("the rollup {last}");
+    world.shared.gate.broken(Invariant::CountedOnce, what);
     Ok(())
 }

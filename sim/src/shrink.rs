@@ -37,6 +37,19 @@ pub fn script(plan: &Plan, outcome: &Outcome) -> String {
     for line in &outcome.last {
         text.push_str(&format!("  {line}\n"));
     }
-    text.push_str(&format!("  again: cargo xtask sim --seed {}\n", plan.seed));
+    let places: Vec<String> = plan
+        .faults
+        .iter()
+        .map(|fault| fault.place.to_string())
+        .collect();
+    text.push_str(&format!(
+        "  again: cargo xtask sim --seed {} --faults {}\n",
+        plan.seed,
+        if places.is_empty() {
+            "none".into()
+        } else {
+            places.join(",")
+        },
+    ));
     text
 }

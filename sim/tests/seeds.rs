@@ -38,7 +38,8 @@ fn missed_by(rule: Mutant) -> Invariant {
         Mutant::ReadersCancelNothing => Invariant::Disconnect,
         Mutant::StopInterrupts => Invariant::Interrupt,
         Mutant::Projects => Invariant::Canary,
-        Mutant::TakesBack => Invariant::Law,
+        Mutant::TakesBack | Mutant::OrdinalsOnce => Invariant::Law,
+        Mutant::NothingPanics => Invariant::Panic,
         Mutant::SequenceFollowsLog | Mutant::PublishedOnceDurable => Invariant::Sequence,
     }
 }

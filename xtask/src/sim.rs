@@ -18,6 +18,10 @@ pub(crate) struct Options {
     /// One seed alone, as a failure's script names it. `SIM_TRACE=1` prints all that happens in it.
     #[arg(long)]
     seed: Option<u64>,
+    /// With `--seed`: only the faults with these places in its plan, as a failure's script names
+    /// them, or `none`.
+    #[arg(long, requires = "seed")]
+    faults: Option<String>,
     /// Threads, each with seeds of its own.
     #[arg(long, default_value_t = 2)]
     threads: u64,
@@ -39,6 +43,9 @@ pub(crate) fn run(paths: &Paths, options: &Options) -> Result<ExitCode> {
             .arg(options.seeds.to_string()),
     };
     command.arg("--threads").arg(options.threads.to_string());
+    if let Some(faults) = &options.faults {
+        command.arg("--faults").arg(faults);
+    }
     if let Some(mutant) = &options.mutant {
         command.arg("--mutant").arg(mutant);
     }

@@ -62,8 +62,13 @@ impl Draft {
         state: Value,
     ) -> Result<u64> {
         self.begin_step();
-        let ordinal = self.session.record.last_ordinal.saturating_add(1);
         let base = self.session.step.as_ref().map_or(0, |step| step.ordinal);
+        let last = if mutants::lacks(Mutant::OrdinalsOnce) {
+            base
+        } else {
+            self.session.record.last_ordinal
+        };
+        let ordinal = last.saturating_add(1);
         self.session.record.last_ordinal = ordinal;
         self.say(ChunkBody::StatePatch {
             patches,
