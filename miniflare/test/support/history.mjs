@@ -16,28 +16,40 @@ const UNSTABLE = ["agentId", "timestamp", "runId", "remoteSource", "origin", "ch
  * @returns {Record<string, object[]>}
  */
 export function historiesOf(root, chunks) {
+  const histories = {};
+  for (const { place, kept, calls } of placesOf(root, chunks)) {
+    for (const chunk of kept) {
+      const call = calls.get(chunk.toolCallId);
+      const key = call === undefined ? place : `${place} call ${call}`;
+      const told = Object.fromEntries(Object.entries(chunk).filter(([field]) => !UNSTABLE.includes(field)));
+      (histories[key] ??= []).push(told);
+    }
+  }
+  return histories;
+}
+
+/**
+ * The sessions in the log of `root`, each with its place in the tree, the chunks of it that stand, and its calls with their
+ * indexes.
+ *
+ * @returns {{ id: string, place: string, kept: object[], calls: Map<string, number> }[]}
+ */
+export function placesOf(root, chunks) {
   const own = new Map();
   for (const { sequence, chunk } of chunks) {
     if (!own.has(chunk.agentId)) own.set(chunk.agentId, []);
     own.get(chunk.agentId).push({ chunk, sequence: chunk.origin?.sequence ?? sequence });
   }
-  const histories = {};
   const tell = (id, place) => {
     const kept = withoutDiscarded(own.get(id) ?? []);
     const calls = new Map();
     for (const { toolCallId } of kept) {
       if (toolCallId !== undefined && !calls.has(toolCallId)) calls.set(toolCallId, calls.size);
     }
-    for (const chunk of kept) {
-      const call = calls.get(chunk.toolCallId);
-      const key = call === undefined ? place : `${place} call ${call}`;
-      const told = Object.fromEntries(Object.entries(chunk).filter(([field]) => !UNSTABLE.includes(field)));
-      (histories[key] ??= []).push(told);
-      if (chunk.type === "subagent_start") tell(chunk.subSessionId, `${place}/${call}`);
-    }
+    const starts = kept.filter(({ type }) => type === "subagent_start");
+    return [{ id, place, kept, calls }, ...starts.flatMap((start) => tell(start.subSessionId, `${place}/${calls.get(start.toolCallId)}`))];
   };
-  tell(root, "root");
-  return histories;
+  return tell(root, "root");
 }
 
 /** One session's chunks that stand: an answer that was discarded before it was committed said nothing. */
