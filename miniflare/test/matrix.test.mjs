@@ -1,21 +1,23 @@
 // The crash matrix: workerd is killed at numbered effects of a job, each time started again on the same data, and nobody
 // asks for anything. The job comes to the end that an undisturbed one has.
 //
-// An effect is what crosses the border of a Worker (`support/crossings.mjs`). The world stands still when the effect with
-// the number is due, so that where a kill strikes is no matter of time. By default some effects of each kind are taken,
-// `EFFECTS=<n>` takes others of each kind, and `EFFECTS=all` takes every one. What lies between two effects is hit by
-// `kill.test.mjs`, and natively at each commit by `consumer-worker/tests/job/crash.rs`.
+// An effect is what crosses the border of a Worker (`support/crossings.mjs`). The world stands still when the effect is due,
+// the n-th of its kind, so that where a kill strikes is no matter of time. By default some effects of each kind are taken,
+// `EFFECTS=<n>` takes others of each kind, and `EFFECTS=all` takes every one that an undisturbed job has. Each that was
+// taken is struck, or this job came to its end before it. What lies between two effects is hit by `kill.test.mjs`, and
+// natively at each commit by `consumer-worker/tests/job/crash.rs`.
 
 import assert from "node:assert/strict";
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { startCrossings } from "./support/crossings.mjs";
+import { countOf, startCrossings } from "./support/crossings.mjs";
 import { quotationsOf, research } from "./support/documents.mjs";
 import { assertSameHistories, historiesOf } from "./support/history.mjs";
 import { assertForwarding, assertGapless, assertPairing, chunksOf, ofType, terminalOf } from "./support/stream.mjs";
-import { settledByItself } from "./support/stress.mjs";
+import { eventsOf, settledByItself } from "./support/stress.mjs";
+import { assertSameSpent, spentOf } from "./support/usage.mjs";
 import { newSession } from "./support/world.mjs";
 
 /** How many effects of a kind a sample has. */
@@ -62,17 +64,20 @@ async function outcome(lane, { sessionId, streamId, runId }) {
   }
   assert.equal(ofType(chunks, "run_resumed").length, 0);
   const { json } = await lane.writer.usage(sessionId);
-  return { chunks, output: data.output, state: data.state, histories: historiesOf(sessionId, chunks), rollup: json.rollup };
+  const { rollup } = json;
+  const spent = spentOf(sessionId, chunks, rollup);
+  return { chunks, output: data.output, state: data.state, histories: historiesOf(sessionId, chunks), rollup, spent };
 }
 
-/** What no crash may change. What was asked of a model again is spent again, so tokens may be more, never fewer. */
+/** What no crash may change: each answer of this model costs the same, so all tokens are. */
 function assertSame(name, actual, expected) {
   assert.deepEqual(actual.output, expected.output, `${name}: the report`);
   assert.deepEqual({ ...actual.state, research: 0 }, { ...expected.state, research: 0 }, `${name}: the state`);
   assertSameHistories(actual.histories, expected.histories, name);
   for (const part of ["tools", "steps", "partial"]) assert.deepEqual(actual.rollup[part], expected.rollup[part], `${name}: ${part}`);
   assert.equal(actual.rollup.subAgents.calls, expected.rollup.subAgents.calls, name);
-  assert.ok(actual.rollup.tokens.total >= expected.rollup.tokens.total, `${name}: tokens`);
+  assertSameSpent(actual.spent, expected.spent, name);
+  assert.deepEqual(actual.rollup.tokens, expected.rollup.tokens, `${name}: tokens`);
 }
 
 /** Reads what a reader gets before the kill breaks its stream. */
@@ -107,42 +112,60 @@ test("undisturbed, the job is the same each time, and its effects are counted", 
   }
 });
 
-/** The numbers of the effects at which to kill. */
+/** The effects at which to kill: a kind of them and a number within it each. */
 function chosen() {
-  const all = effects.map((_, at) => at + 1);
-  if (EFFECTS === "all") return all;
-  return [...new Set(effects)].flatMap((kind) => {
-    const own = all.filter((number) => effects[number - 1] === kind);
-    const places = Array.from({ length: Math.min(SAMPLE, own.length) }, (_, at) => Math.floor((at * own.length) / SAMPLE));
-    return places.map((place) => own[(place + Number(EFFECTS)) % own.length]);
+  return kindsOf(effects).flatMap((kind) => {
+    const count = countOf(effects, kind);
+    const all = Array.from({ length: count }, (_, at) => ({ kind, number: at + 1 }));
+    if (EFFECTS === "all") return all;
+    const places = Array.from({ length: Math.min(SAMPLE, count) }, (_, at) => Math.floor((at * count) / SAMPLE));
+    return places.map((place) => all[(place + Number(EFFECTS)) % count]);
   });
+}
+
+const kindsOf = (seen) => [...new Set(seen)].sort();
+const hasSettled = (world, id) => eventsOf(world.workers).some((line) => line.event === "settled" && line.sessionId === id);
+
+/** Kills workerd at an effect of a job and starts it again; what a reader has read before, or nothing if the job ended first. */
+async function strike(world, job, reached) {
+  const reading = readUntilCut(world, job.sessionId);
+  const settled = settledByItself(world.workers, job.sessionId);
+  const isReached = await Promise.race([reached.then(() => true), settled.then(() => false)]);
+  if (!isReached) return undefined;
+  assert.ok(!hasSettled(world, job.sessionId), "the job that is killed has not ended");
+  await world.workers.kill();
+  world.crossings.breakOff();
+  const before = await reading;
+  await world.workers.start();
+  return before;
 }
 
 test(`killed at numbered effects, the job comes to the same end by itself: ${EFFECTS}`, async (t) => {
   assert.ok(plain, "the undisturbed job is what others are compared with");
-  const numbers = chosen();
-  const struck = new Map();
-  const queue = [...numbers];
+  const aims = chosen();
+  const struck = [];
+  const behind = [];
+  const met = new Set(effects);
+  const queue = [...aims];
   async function lane(world) {
     while (queue.length > 0 && !over) {
-      const number = queue.shift();
-      const reached = world.crossings.count(number);
+      const aim = queue.shift();
+      const name = `${aim.kind} ${aim.number}`;
+      const reached = world.crossings.count(aim);
       const job = await begin(world);
-      const reading = readUntilCut(world, job.sessionId);
-      const settled = settledByItself(world.workers, job.sessionId).then(() => undefined);
-      const kind = await Promise.race([reached, settled]);
-      // A job may have some effects fewer than the one that was counted: chunks go by in other parts.
-      const name = `effect ${number} of ${effects.length}, ${kind}`;
-      await world.workers.kill();
-      world.crossings.breakOff();
-      const before = await reading;
-      await world.workers.start();
+      const before = await strike(world, job, reached);
       const came = await outcome(world, job);
       assertSame(name, came, plain);
+      const { seen } = world.crossings;
+      for (const kind of seen) met.add(kind);
+      if (before === undefined) {
+        behind.push({ ...aim, count: countOf(seen, aim.kind) });
+        continue;
+      }
       const { events } = await world.writer.read(job.sessionId, { fromSequence: before.at(-1)?.sequence ?? 0, streamId: job.streamId });
       const bytes = (chunks) => chunks.map((chunk) => chunk.bytes.toString());
       assert.deepEqual(bytes([...before, ...chunksOf(events)]), bytes(came.chunks), `${name}: what was read across the kill is the log`);
-      struck.set(kind ?? "none was left", [...(struck.get(kind ?? "none was left") ?? []), number]);
+      struck.push(aim);
     }
   }
   await Promise.all(
@@ -153,9 +176,24 @@ test(`killed at numbered effects, the job comes to the same end by itself: ${EFF
       }),
     ),
   );
-  for (const [kind, at] of [...struck].sort(([a], [b]) => (a < b ? -1 : 1))) t.diagnostic(`${String(at.length).padStart(4)} × ${kind}: ${at.join(" ")}`);
-  const kills = [...struck.values()].flat().length;
-  t.diagnostic(`${kills} kills, of ${effects.length} effects`);
-  assert.equal(kills, numbers.length);
-  assert.ok((struck.get("none was left") ?? []).length < kills / 4, "most kills strike");
+  for (const kind of kindsOf(struck.map((aim) => aim.kind))) {
+    const numbers = struck.filter((aim) => aim.kind === kind).map(({ number }) => number);
+    t.diagnostic(`${String(numbers.length).padStart(4)} of ${countOf(effects, kind)} × ${kind}: ${numbers.sort((a, b) => a - b).join(" ")}`);
+  }
+  for (const { kind, number, count } of behind) t.diagnostic(`not struck: ${kind} ${number}, in a job that had ${count} of them`);
+  t.diagnostic(`${struck.length} kills, of ${effects.length} effects`);
+  assertCovered(aims, struck, behind, met);
 });
+
+/** Each effect was struck, or lies behind the end of its job, which only the number of a stream's events can move. */
+function assertCovered(aims, struck, behind, met) {
+  const names = (list) => list.map(({ kind, number }) => `${kind} ${number}`).sort();
+  assert.deepEqual(names([...struck, ...behind]), names(aims), "each was aimed at once");
+  for (const { kind, number, count } of behind) {
+    assert.equal(kind, "sse event", "a job has as many answers and requests each time");
+    assert.ok(number > count, `${kind} ${number} went by and was not struck`);
+  }
+  // Every one includes the kinds that only a job has which goes on after a kill: there must be none, or it is to be aimed at.
+  const kinds = kindsOf(EFFECTS === "all" ? met : effects);
+  assert.deepEqual(kindsOf(struck.map(({ kind }) => kind)), kinds, "every kind is struck");
+}

@@ -1,6 +1,6 @@
 // Whatever crosses the border of a Worker, numbered: each question to a model and each part of its answer, each request
-// between the services, its answer, and each chunk of a stream. A test can have the world stand still at a number: what
-// has that number has not happened, and nothing after it does.
+// between the services, its answer, and each chunk of a stream. A test can have the world stand still at the n-th of a kind:
+// it has not happened, and nothing after it does.
 
 import { agentTypeOf, researchScript } from "../../providers/research.mjs";
 import { BASE_URL, VARS, piecesOf } from "./gate.mjs";
@@ -62,16 +62,20 @@ export async function startCrossings(options = {}) {
   return Object.assign(Object.create(world), { crossings, stop });
 }
 
+/** How many of a kind there are. */
+export const countOf = (seen, kind) => seen.filter((one) => one === kind).length;
+
 class Crossings {
   /** What has crossed since `count`, in order. */
   seen = [];
   #script = researchScript();
-  #stop = Number.POSITIVE_INFINITY;
+  #stop;
+  #stands = false;
   #reached = Promise.withResolvers();
   #waiting = new Set();
 
-  /** Counts anew; everything stands still at the number `stop`. Completes when that is reached. */
-  count(stop = Number.POSITIVE_INFINITY) {
+  /** Counts anew; everything stands still at `stop`, the `number`-th of a `kind`. Completes when that is reached. */
+  count(stop) {
     this.seen = [];
     this.#stop = stop;
     this.#reached = Promise.withResolvers();
@@ -80,7 +84,8 @@ class Crossings {
 
   /** Breaks off what stands still, and holds nothing any more. */
   breakOff() {
-    this.#stop = Number.POSITIVE_INFINITY;
+    this.#stop = undefined;
+    this.#stands = false;
     for (const broken of this.#waiting) broken(new Error("the connection broke"));
     this.#waiting.clear();
   }
@@ -120,8 +125,11 @@ class Crossings {
   }
 
   async #cross(kind) {
-    if (this.seen.length + 1 >= this.#stop) {
-      if (this.#waiting.size === 0) this.#reached.resolve(kind);
+    if (!this.#stands && kind === this.#stop?.kind && countOf(this.seen, kind) + 1 === this.#stop.number) {
+      this.#stands = true;
+      this.#reached.resolve();
+    }
+    if (this.#stands) {
       await new Promise((_, broken) => this.#waiting.add(broken));
     }
     this.seen.push(kind);
