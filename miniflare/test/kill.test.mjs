@@ -204,7 +204,8 @@ test(`killed ${KILLS} times, the jobs come to the same end by themselves`, async
       t.diagnostic(`${name}: ${points.length} kills`);
     }
   }
-  await Promise.all(
+  // Of a failure the others hear, and end before their workerds are stopped.
+  const ends = await Promise.allSettled(
     lanes.map((world) =>
       lane(world).catch((error) => {
         over = true;
@@ -212,6 +213,7 @@ test(`killed ${KILLS} times, the jobs come to the same end by themselves`, async
       }),
     ),
   );
+  for (const { status, reason } of ends) if (status === "rejected") throw reason;
   assert.ok(points.length >= KILLS);
   // Spread over the whole job, as the parent's log tells it.
   const fifths = points.map(({ share }) => Math.min(4, Math.floor(share * 5)));

@@ -168,7 +168,8 @@ test(`killed at numbered effects, the job comes to the same end by itself: ${EFF
       struck.push(aim);
     }
   }
-  await Promise.all(
+  // Of a failure the others hear, and end before their workerds are stopped.
+  const ends = await Promise.allSettled(
     lanes.map((world) =>
       lane(world).catch((error) => {
         over = true;
@@ -176,6 +177,7 @@ test(`killed at numbered effects, the job comes to the same end by itself: ${EFF
       }),
     ),
   );
+  for (const { status, reason } of ends) if (status === "rejected") throw reason;
   for (const kind of kindsOf(struck.map((aim) => aim.kind))) {
     const numbers = struck.filter((aim) => aim.kind === kind).map(({ number }) => number);
     t.diagnostic(`${String(numbers.length).padStart(4)} of ${countOf(effects, kind)} × ${kind}: ${numbers.sort((a, b) => a - b).join(" ")}`);
