@@ -14,7 +14,9 @@ use remote_agents::transport::HttpTransport;
 use remote_agents::{Agent, Agents, SubAgent, ToolContext};
 use serde_json::{Value, json};
 
-use crate::limits::{BASE, KEY, ask, bound, commits, ended, objects, of, talker, unbound, worker};
+use crate::limits::{
+    BASE, KEY, ask, bound, commits, ended, idle, objects, of, talker, unbound, worker,
+};
 use crate::support::{Lines, calls, in_world, scripted, text, turn, yield_now};
 
 #[test]
@@ -31,13 +33,25 @@ fn case_36_for_a_foreign_caller_a_session_is_unknown_on_every_route() {
 
         let written = commits(&objects);
         for action in Action::ALL {
+            let before = written.get();
             let unknown = ask(&client, action, "never-begun", &of("bob")).await;
+            if action == Action::Start {
+                // Only this one is answered otherwise where an id is free, or it could not begin.
+                assert_eq!(unknown.0, 200);
+                ended(&client, "never-begun", &of("bob")).await;
+                assert!(written.get() > before, "what is written is counted");
+            } else {
+                assert_eq!(written.get(), before, "{action:?} of an unknown session");
+            }
             for session in ["hers", "inner"] {
+                let before = written.get();
                 let foreign = ask(&client, action, session, &of("bob")).await;
                 assert_eq!(foreign.0, 404, "{session} {action:?}");
+                // What the request has begun comes to its end before it is looked at.
+                idle(&client, session).await;
+                let now = written.get();
+                assert_eq!(now, before, "a foreign {action:?} of {session} was written");
                 if action == Action::Start {
-                    // Only this one is answered otherwise where an id is free, or it could not begin.
-                    assert_eq!(unknown.0, 200);
                     let gone = ask(&client, Action::Status, "no-such", &of("bob")).await;
                     assert_eq!(foreign, gone);
                 } else {
@@ -45,7 +59,6 @@ fn case_36_for_a_foreign_caller_a_session_is_unknown_on_every_route() {
                 }
             }
             if action == Action::Start {
-                ended(&client, "never-begun", &of("bob")).await;
                 // From here on it is bob's: what is unknown is another one.
                 let deleted = SessionId::parse("never-begun").unwrap();
                 client
@@ -55,10 +68,8 @@ fn case_36_for_a_foreign_caller_a_session_is_unknown_on_every_route() {
                     .delete()
                     .await
                     .unwrap();
-                written.set(0);
             }
         }
-        assert_eq!(written.get(), 0, "a foreign request was written");
 
         // Their owner reaches them on every route, and what is bound to nobody is reached without.
         for action in [

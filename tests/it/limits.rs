@@ -99,6 +99,11 @@ pub async fn ended(client: &Client, session: &str, headers: &[(&str, &str)]) {
         status == 200 && log.contains("event: end"),
         "{status} {log}"
     );
+    idle(client, session).await;
+}
+
+/// Completes when nothing of a session's object is going on any more.
+pub async fn idle(client: &Client, session: &str) {
     while client.objects.pending(&SessionId::parse(session).unwrap()) > 0 {
         yield_now().await;
     }
