@@ -15,6 +15,9 @@ const SNAPSHOT_RETRIES = 4;
 /** The longest wait that doubling comes to, in milliseconds. */
 const LONGEST_WAIT = 10_000;
 
+/** The `streamSequence` of a snapshot without a position. */
+const NO_POSITION = -1;
+
 /** One session of the tree. */
 export interface Node {
   readonly session: string;
@@ -422,9 +425,14 @@ export class Follower {
 
   #snapshot(node: Node, signal: AbortSignal): Promise<Read> {
     return this.#retrying(async () => {
-      // In this order: a session that goes on in between is read with a position.
-      const ended = node.outcome !== undefined || (await this.#source.hasEnded(node, signal));
-      return { snapshot: await this.#source.snapshot(node, signal), ended };
+      // In this order: a session that goes on in between is read with a position. One that ends in between has none,
+      // as one whose log is cut inside a step: its status is read again then, and behind an end its snapshot.
+      // A call may be over before its session has ended; its end tells where nobody knows the status.
+      const hasEnded = async () => (await this.#source.hasEnded(node, signal)) ?? node.outcome !== undefined;
+      const ended = await hasEnded();
+      const snapshot = await this.#source.snapshot(node, signal);
+      if (ended || snapshot.streamSequence !== NO_POSITION || !(await hasEnded())) return { snapshot, ended };
+      return { snapshot: await this.#source.snapshot(node, signal), ended: true };
     }, signal);
   }
 

@@ -41,8 +41,8 @@ export interface Source {
   stream(address: Address, from: number, streamId: string | undefined, signal: AbortSignal): Promise<{ streamId: string; frames: AsyncIterable<Frame> }>;
   /** Reads the snapshot of a session: the followed one or a descendant. */
   snapshot(address: Address, signal: AbortSignal): Promise<Snapshot>;
-  /** Whether a session has completed or failed. Asked before a snapshot without a position is believed to be the last. */
-  hasEnded(address: Address, signal: AbortSignal): Promise<boolean>;
+  /** Whether a session has completed or failed; `undefined` where nobody tells, and then the end of its call counts. Asked before a snapshot without a position is believed to be the last, and again behind one. */
+  hasEnded(address: Address, signal: AbortSignal): Promise<boolean | undefined>;
   /** Reads the tree below and including the followed session, for what its log no longer announces. */
   tree?(address: Address, signal: AbortSignal): Promise<TreeNode>;
 }
@@ -110,8 +110,7 @@ export function httpSource(root: string, options: HttpSourceOptions = {}): Sourc
       return (await json(where, signal)) as Snapshot;
     },
     async hasEnded(address, signal) {
-      // A proxy tells no status: then the call's end on the stream has to.
-      if (childSnapshotPath !== undefined && address.session !== root) return false;
+      if (childSnapshotPath !== undefined && address.session !== root) return undefined;
       const { status } = (await json(path(address, "status", { sessionId: address.session }), signal)) as { status?: string };
       return status === "completed" || status === "failed";
     },

@@ -260,6 +260,66 @@ for (const [how, second] of Object.entries({
   });
 }
 
+for (const ends of [true, false]) {
+  test(`a session that has no position ${ends ? "has ended while it was read, and is read to its end" : "and goes on is read once"}`, async () => {
+    let [asked, read] = [0, 0];
+    const { follower } = await follow(
+      {
+        async hasEnded() {
+          asked += 1;
+          return ends && asked > 1;
+        },
+        async stream(_, __, streamId, signal) {
+          return {
+            streamId,
+            frames: (async function* () {
+              yield caughtUp;
+              await aborted(signal);
+            })(),
+          };
+        },
+        async snapshot() {
+          read += 1;
+          return snapshotAt(-1, { state: { read } });
+        },
+      },
+      isCaughtUp,
+    );
+    const { status, state } = follower.root.document;
+    assert.deepEqual([status.kind, state, asked, read], ends ? ["final", { read: 2 }, 2, 2] : ["unpinned", { read: 1 }, 2, 1]);
+  });
+}
+
+test("a session whose call is over and that goes on has not ended, unless nobody tells its status", async () => {
+  for (const told of [false, undefined]) {
+    let read = 0;
+    const end = said(2, { type: "subagent_end", subSessionId: "child", toolCallId: "child", success: false });
+    const { follower } = await follow(
+      {
+        hasEnded: async ({ session }) => (session === "child" ? told : false),
+        async stream(_, __, streamId, signal) {
+          return {
+            streamId,
+            frames: (async function* () {
+              yield* [announced(1, "child"), end, caughtUp];
+              await aborted(signal);
+            })(),
+          };
+        },
+        async snapshot({ session }) {
+          if (session === SESSION) return snapshotAt(0);
+          read += 1;
+          return snapshotAt(-1, { sessionId: session, streamId: "st_child" });
+        },
+      },
+      // Once when it is announced, and once at the end of its call.
+      (event) => event.kind === "document" && event.node.session === "child" && read > 1,
+    );
+    const child = follower.nodes.find(({ session }) => session === "child");
+    assert.equal(child.document.status.kind, told === false ? "unpinned" : "final");
+  }
+});
+
 test("a step longer than the log is no reason to ask again and again", async () => {
   for (const ordinals of [true, false]) {
     const numbered = (n) => (ordinals ? { patchBase: n, patchOrdinal: n + 1 } : {});

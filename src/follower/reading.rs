@@ -6,7 +6,8 @@ use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 
 use super::{Follower, FollowerEvent, SNAPSHOT_RETRIES, wait};
-use crate::protocol::message::{SessionStatus, SnapshotResponse};
+use crate::protocol::ids::Position;
+use crate::protocol::message::SnapshotResponse;
 use crate::protocol::tree::TreeNode;
 use crate::transport::TransportError;
 
@@ -75,16 +76,17 @@ impl Follower {
     }
 
     /// Reads a node's status and snapshot, with retries. In this order: a session that goes on in
-    /// between is read with a position.
+    /// between is read with a position. One that ends in between has none, as one whose log is cut
+    /// inside a step: its status is read again then, and behind an end its snapshot.
     pub(super) fn read(&self, place: usize) -> LocalBoxFuture<'static, Read> {
         let runtime = Rc::clone(&self.runtime);
         let (backoff, truncations) = (self.backoff, self.truncations);
         let node = self.nodes.get(place).map(|node| {
             let transport = (self.routes)(&node.agent_type);
-            (node.session.clone(), node.succeeded.is_some(), transport)
+            (node.session.clone(), transport)
         });
         Box::pin(async move {
-            let Some((session, settled, transport)) = node else {
+            let Some((session, transport)) = node else {
                 let error = TransportError::Malformed("no such node".into());
                 return Read {
                     node: place,
@@ -94,11 +96,19 @@ impl Follower {
             };
             let mut failures = 0;
             loop {
-                let read = async {
+                // A call may be over before its session has ended: the status alone tells.
+                let has_ended = async || -> Result<bool, TransportError> {
                     let status = transport.status(&session).await?.status;
-                    let ended = matches!(status, SessionStatus::Completed | SessionStatus::Failed);
+                    Ok(status.is_terminal())
+                };
+                let read = async {
+                    let ended = has_ended().await?;
                     let snapshot = transport.snapshot(&session).await?;
-                    Ok::<_, TransportError>((snapshot, ended || settled))
+                    let is_pinned = snapshot.stream_sequence != Position::None;
+                    if ended || is_pinned || !has_ended().await? {
+                        return Ok::<_, TransportError>((snapshot, ended));
+                    }
+                    Ok((transport.snapshot(&session).await?, true))
                 };
                 match read.await {
                     Err(error) if error.may_pass() && failures < SNAPSHOT_RETRIES => {

@@ -26,6 +26,8 @@ use crate::support::{Lines, in_world};
 struct Script {
     streams: RefCell<VecDeque<String>>,
     snapshots: RefCell<VecDeque<Value>>,
+    /// What the statuses are in order, and behind them `running`.
+    statuses: RefCell<VecDeque<&'static str>>,
     /// What the tree route answers; without it the mount has none.
     tree: RefCell<Option<Value>>,
     attached: RefCell<Vec<String>>,
@@ -69,7 +71,9 @@ impl Fetch for Script {
             let body = futures::stream::iter([events]).chain(futures::stream::pending());
             (sse::CONTENT_TYPE, Body::Stream(Box::pin(body)))
         } else if path.ends_with("/status") {
-            let status = json!({"sessionId": "s1", "status": "running"});
+            let next = self.statuses.borrow_mut().pop_front();
+            let session = query.replace("sessionId=", "");
+            let status = json!({"sessionId": session, "status": next.unwrap_or("running")});
             ("application/json", Body::Full(status.to_string().into()))
         } else if path.ends_with("/tree") {
             let tree = self.tree.borrow().clone();
@@ -322,6 +326,58 @@ fn another_life_of_the_session_has_a_tree_of_its_own_and_is_read_from_its_beginn
             follower.nodes()[0].document.status(),
             &Status::Exact { step: 1 }
         );
+    });
+}
+
+#[test]
+fn a_session_that_ends_while_it_is_read_is_read_to_its_end() {
+    in_world(|| async {
+        for ends in [true, false] {
+            let mut last = snapshot("st_1", -1, 0, None);
+            last["state"] = json!({"read": "behind the end"});
+            let script = script(
+                &[caught_up()],
+                &[snapshot("st_1", -1, 0, None), last.clone()],
+            );
+            if ends {
+                script.statuses.replace(["running", "completed"].into());
+            }
+            let mut follower = follower(&script);
+            catch_up(&mut follower).await;
+            let root = &follower.nodes()[0].document;
+            if ends {
+                assert_eq!(root.status(), &Status::Final);
+                assert_eq!(root.state(), &last["state"]);
+                assert_eq!(script.read.get(), 2);
+            } else {
+                // Its log is cut inside a step: the next boundary has a position.
+                assert_eq!(root.status(), &Status::Unpinned);
+                assert_eq!(script.read.get(), 1);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_session_whose_call_is_over_and_that_goes_on_has_not_ended() {
+    in_world(|| async {
+        let over = json!({"type": "subagent_end", "subSessionId": "a", "toolCallId": "a", "success": false});
+        let script = script(
+            &[announced(1, "a") + &chunk(2, over) + &caught_up()],
+            &[
+                snapshot("st_1", 0, 0, Some(0)),
+                snapshot("st_1", -1, 0, None),
+            ],
+        );
+        let mut follower = follower(&script);
+        catch_up(&mut follower).await;
+        // Until all that was asked for is read.
+        let second = Duration::from_secs(1);
+        while tokio::time::timeout(second, follower.next()).await.is_ok() {}
+        assert!(script.read.get() >= 2);
+        let child = &follower.nodes()[1];
+        assert_eq!(child.succeeded, Some(false));
+        assert_eq!(child.document.status(), &Status::Unpinned);
     });
 }
 
