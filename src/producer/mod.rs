@@ -33,10 +33,10 @@ use crate::agent::{Agents, StopSignal};
 use crate::error::{Code, Error, Result};
 use crate::mutants::{self, Mutant};
 use crate::platform::{Level, Line, LineSession, ObjectRuntime};
-use crate::protocol::ids::Timestamp;
+use crate::protocol::ids::{Sequence, Timestamp};
 use crate::protocol::message::SessionStatus;
 use crate::session::{Session, Transition};
-use crate::store::{CommitError, Epoch, Store};
+use crate::store::{CommitError, Epoch, SessionRecord, Store};
 use futures::future::{AbortHandle, Abortable};
 use publish::Publisher;
 
@@ -287,7 +287,7 @@ impl Producer {
         if cached.is_none() {
             *cached = Session::load(&*self.store)?;
             if let Some(session) = cached.as_ref() {
-                self.publisher().committed(session.record.last_sequence);
+                self.publisher().committed(extent(&session.record));
             }
         }
         Ok(cached.as_ref().map(look))
@@ -305,9 +305,9 @@ impl Producer {
     /// Makes a session the present one whose commit was part of a larger transaction, and tells
     /// readers how far its log goes.
     fn adopt(&self, next: Session) {
-        let last = next.record.last_sequence;
+        let extent = extent(&next.record);
         *self.session.borrow_mut() = Some(next);
-        self.publisher().committed(last);
+        self.publisher().committed(extent);
     }
 
     /// The transition with what the agent's policies add to its commit.
@@ -317,9 +317,9 @@ impl Producer {
 
     /// Makes what was committed the present, and tells readers.
     fn take_over(&self, transition: Transition) {
-        let last = transition.next.record.last_sequence;
+        let extent = extent(&transition.next.record);
         *self.session.borrow_mut() = Some(transition.next);
-        self.publisher().said(last, &transition.commit);
+        self.publisher().said(extent, &transition.commit);
     }
 
     fn publisher(&self) -> Rc<Publisher> {
@@ -382,4 +382,9 @@ impl Producer {
         )
         .with_detail(key.to_string())
     }
+}
+
+/// Where the log of a session begins and ends.
+fn extent(record: &SessionRecord) -> (Sequence, Sequence) {
+    (record.floor, record.last_sequence)
 }

@@ -31,10 +31,8 @@ const BELIEVED_MS: u64 = 5_000;
 
 pub(super) struct Publisher {
     runtime: Rc<dyn ObjectRuntime>,
-    /// The newest committed sequence, and a count of commits: a commit without chunks counts too,
-    /// because it may have settled the run.
-    committed: Cell<(Sequence, u64)>,
-    durable: Cell<(Sequence, u64)>,
+    committed: Cell<Mark>,
+    durable: Cell<Mark>,
     syncing: Cell<bool>,
     waiting: RefCell<BTreeMap<u64, Waker>>,
     places: Cell<u64>,
@@ -48,6 +46,17 @@ pub(super) struct Publisher {
     /// Who goes on in the very moment in which all is durable.
     #[cfg(feature = "bench")]
     next: RefCell<Option<Box<dyn FnOnce()>>>,
+}
+
+/// How far a log goes, as of some commit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Mark {
+    /// Its newest sequence.
+    pub(super) last: Sequence,
+    /// Its floor: where it begins.
+    pub(super) floor: Sequence,
+    /// Counts commits: one without chunks counts too, because it may have settled the run.
+    commits: u64,
 }
 
 /// How the life of the session stands that a publisher belongs to.
@@ -93,8 +102,8 @@ impl Publisher {
     pub(super) fn new(runtime: Rc<dyn ObjectRuntime>) -> Rc<Self> {
         Rc::new(Self {
             runtime,
-            committed: Cell::new((0, 0)),
-            durable: Cell::new((0, 0)),
+            committed: Cell::default(),
+            durable: Cell::default(),
             syncing: Cell::new(false),
             waiting: RefCell::default(),
             places: Cell::new(0),
@@ -157,8 +166,8 @@ impl Publisher {
         self.wake();
     }
 
-    /// A commit happened; `last` is the newest sequence now.
-    pub(super) fn said(self: &Rc<Self>, last: Sequence, commit: &Commit) {
+    /// A commit happened; the log goes from `floor` to `last` now.
+    pub(super) fn said(self: &Rc<Self>, (floor, last): (Sequence, Sequence), commit: &Commit) {
         if self.readers.get() > 0 {
             let mut tail = self.tail.borrow_mut();
             for write in &commit.writes {
@@ -167,14 +176,18 @@ impl Publisher {
                 }
             }
         }
-        self.committed(last);
+        self.committed((floor, last));
     }
 
     /// As [`Self::said`], for commits whose chunks nobody can be waiting for.
-    pub(super) fn committed(self: &Rc<Self>, last: Sequence) {
+    pub(super) fn committed(self: &Rc<Self>, (floor, last): (Sequence, Sequence)) {
         self.tail.borrow_mut().keep_to(last);
-        let (_, count) = self.committed.get();
-        self.committed.set((last, count.wrapping_add(1)));
+        let commits = self.committed.get().commits.wrapping_add(1);
+        self.committed.set(Mark {
+            last,
+            floor,
+            commits,
+        });
         if !self.syncing.replace(true) {
             self.sync();
         }
@@ -191,7 +204,7 @@ impl Publisher {
         self.runtime.once_durable(Box::new(told));
     }
 
-    fn synced(self: &Rc<Self>, covered: (Sequence, u64), outcome: Result<()>) {
+    fn synced(self: &Rc<Self>, covered: Mark, outcome: Result<()>) {
         if let Err(error) = outcome {
             self.runtime.tell(&Line {
                 level: Level::Error,
@@ -233,15 +246,16 @@ impl Publisher {
         waiting.into_values().for_each(Waker::wake);
     }
 
-    /// How far the log may be read, with a mark that changes whenever anything became durable.
-    pub(super) fn durable(&self) -> (Sequence, u64) {
+    /// How far the log may be read, and where it is known to begin; it changes whenever anything
+    /// became durable.
+    pub(super) fn durable(&self) -> Mark {
         self.durable.get()
     }
 
     /// The events above `after`, up to what is durable, with the last of their sequences; `None`
     /// where they must be read from the log.
     pub(super) fn tail(&self, after: Sequence) -> Option<(Bytes, Sequence)> {
-        self.tail.borrow().above(after, self.durable.get().0)
+        self.tail.borrow().above(after, self.durable.get().last)
     }
 
     /// Whether everything that was committed is durable.
@@ -251,7 +265,7 @@ impl Publisher {
 
     /// Completes when something has become durable since `seen`, when the session is gone, or when
     /// readers are asked whether they are there. Dropping it forgets who waited.
-    pub(super) fn changed(self: &Rc<Self>, seen: (Sequence, u64)) -> Changed {
+    pub(super) fn changed(self: &Rc<Self>, seen: Mark) -> Changed {
         Changed {
             publisher: self.clone(),
             seen,
@@ -264,7 +278,7 @@ impl Publisher {
 /// See [`Publisher::changed`].
 pub(super) struct Changed {
     publisher: Rc<Publisher>,
-    seen: (Sequence, u64),
+    seen: Mark,
     pings: u64,
     /// Where its waker stands among those that wait.
     place: Option<u64>,
@@ -394,7 +408,10 @@ mod tests {
             }
             assert_eq!(publisher.waiting.borrow().len(), 1);
             // The one that stays is still told.
-            publisher.durable.set((1, 1));
+            publisher.durable.set(Mark {
+                last: 1,
+                ..Mark::default()
+            });
             assert!(stays.now_or_never().is_some());
             assert_eq!(publisher.waiting.borrow().len(), 0);
         });

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::future::{Either, LocalBoxFuture, select};
 use futures::stream;
 
-use super::publish::{Attendance, Life, Publisher};
+use super::publish::{Attendance, Life, Mark, Publisher};
 use super::routes::Way;
 use super::{Producer, neighbours};
 use crate::agent::MAX_READERS;
@@ -257,11 +257,11 @@ impl Reader {
             }
             // A session that never stops writing is caught up with all the same.
             let replayed = matches!(self.stage, Stage::Replaying) && self.cursor >= self.head;
-            if !replayed && let Some(page) = self.page(mark.0)? {
+            if !replayed && let Some(page) = self.page(mark)? {
                 return Ok(Some(page));
             }
             // What is not durable yet is not told, a settled run included.
-            if let Some(end) = self.terminal(mark.0)? {
+            if let Some(end) = self.terminal(mark.last)? {
                 self.stage = Stage::Done;
                 return Ok(Some(end.into()));
             }
@@ -280,7 +280,7 @@ impl Reader {
 
     /// Waits until something has become durable since `mark`; true once the silence was long, or
     /// when readers are asked whether they are there.
-    async fn silent_until_changed(&mut self, mark: (Sequence, u64)) -> bool {
+    async fn silent_until_changed(&mut self, mark: Mark) -> bool {
         let Self {
             producer,
             publisher,
@@ -305,8 +305,10 @@ impl Reader {
         }
     }
 
-    /// The next page up to what is durable, encoded; the floor is checked again for each.
-    fn page(&mut self, durable: Sequence) -> Result<Option<Bytes>> {
+    /// The next page up to what is durable, encoded; the floor is checked again for each. None as
+    /// well where the log was trimmed past the cursor and that is not durable: it may come back.
+    fn page(&mut self, mark: Mark) -> Result<Option<Bytes>> {
+        let durable = mark.last;
         if self.cursor >= durable {
             return Ok(None);
         }
@@ -314,6 +316,10 @@ impl Reader {
             .producer
             .read(|session| (session.record.floor, session.checkpoint.stream_sequence))?
             .ok_or_else(Error::not_found)?;
+        let is_durable = below_floor(self.cursor, mark.floor);
+        if below_floor(self.cursor, floor) && !is_durable {
+            return Ok(None);
+        }
         if below_floor(self.cursor, floor) {
             let stream_id = self
                 .producer
@@ -326,7 +332,7 @@ impl Reader {
                     .into(),
                 detail: None,
                 recoverable: false,
-                floor: Some(floor),
+                floor: Some(mark.floor),
                 stream_id,
             }))?;
             return Ok(Some(frame.into()));

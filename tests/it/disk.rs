@@ -12,6 +12,8 @@ use remote_agents::native::{DiskMoment, LocalObjects};
 use remote_agents::protocol::frame::Frame;
 use remote_agents::protocol::ids::{AgentType, Sequence};
 use remote_agents::protocol::sse::{Decoded, Decoder};
+use remote_agents::session::Retention;
+use remote_agents::store::{SessionRecord, SqlStore, Store as _};
 use remote_agents::{Agent, Agents, ToolContext, typed_tool};
 use serde_json::{Map, Value, json};
 
@@ -83,11 +85,14 @@ fn world(number: u32, at: DiskMoment) -> World {
 }
 
 fn last_sequence(objects: &LocalObjects) -> Sequence {
-    use remote_agents::store::{SqlStore, Store as _};
-    let session = objects.sessions().pop().unwrap();
+    stored(objects).map_or(0, |record| record.last_sequence)
+}
+
+/// The one session as it is stored, durable or not.
+fn stored(objects: &LocalObjects) -> Option<SessionRecord> {
+    let session = objects.sessions().pop()?;
     let store = SqlStore::new(objects.database(&session).unwrap());
-    let record = store.session().unwrap();
-    record.map_or(0, |record| record.last_sequence)
+    store.session().unwrap()
 }
 
 /// Reads what comes behind `seen` until the run ends or the body breaks off; whether it ended.
@@ -177,4 +182,72 @@ fn an_answer_leaves_its_object_once_what_it_tells_is_durable() {
         assert_eq!(start(&world.client).await.0, 200);
         assert!(began.elapsed() >= Duration::from_millis(LATENCY));
     });
+}
+
+/// A reader that comes back to its stream after a while; which floor it was told, if any, and which
+/// one was durable then.
+async fn told_of_a_trim(after: u64) -> Option<(Sequence, Sequence)> {
+    let trims = || agent().with_retention(Retention::default().with_max_chunks(1));
+    let client = Client {
+        mount: Rc::new(Mount::new("/agents").allow_unauthenticated()),
+        objects: LocalObjects::new(
+            1_700_000_000_000,
+            Lines::default().sink(),
+            Rc::new(move |_, _| Agents::new([trims()])),
+        ),
+    };
+    let durable = Rc::new(Cell::new(0));
+    let (known, leaving, objects) = (
+        durable.clone(),
+        Cell::new(0),
+        Rc::downgrade(&client.objects),
+    );
+    client.objects.put_on_disk(
+        Rc::new(|| Duration::from_millis(LATENCY)),
+        Rc::new(move |_, moment| match moment {
+            DiskMoment::Leaving => {
+                let stored = stored(&objects.upgrade().unwrap());
+                leaving.set(stored.map_or(0, |record| record.floor));
+            }
+            DiskMoment::Durable => known.set(leaving.get()),
+            DiskMoment::TakenBack => {}
+        }),
+    );
+    assert_eq!(start(&client).await.0, 200);
+    let path = "/agents/talker/sse?sessionId=s1&fromSequence=0";
+    let Body::Stream(mut body) = client.send("GET", path, &[], "").await.into_body() else {
+        return None;
+    };
+    let mut decoder = Decoder::new();
+    // Its place is taken with the first part.
+    decoder.push(&body.next().await.unwrap().unwrap());
+    tokio::time::sleep(Duration::from_millis(after)).await;
+    while let Some(Ok(part)) = body.next().await {
+        decoder.push(&part);
+        while let Some(decoded) = decoder.poll().unwrap() {
+            if let Decoded::Frame(Frame::Error(error)) = decoded {
+                assert_eq!(error.code, "TRUNCATED");
+                return Some((error.floor.unwrap(), durable.get()));
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn a_reader_is_told_of_a_trim_once_it_is_durable() {
+    let told = Rc::new(Cell::new(0));
+    for after in 0..80 {
+        let count = told.clone();
+        in_world(move || async move {
+            if let Some((floor, durable)) = told_of_a_trim(after).await {
+                assert!(
+                    floor <= durable,
+                    "after {after} ms {floor}, durable {durable}"
+                );
+                count.set(count.get() + 1);
+            }
+        });
+    }
+    assert!(told.get() >= 20, "{} of 80 were told", told.get());
 }
