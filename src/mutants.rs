@@ -43,13 +43,23 @@ pub enum Mutant {
     PublishedOnceDurable,
     /// No ordinal of a patch is used twice.
     OrdinalsOnce,
+    /// A trim leaves what follows the snapshot of a session that goes on.
+    TrimKeepsSnapshot,
+    /// Readers are told of a trim once it is durable.
+    TrimOnceDurable,
+    /// A stream is of one life of its session.
+    StreamIsOneLife,
+    /// No run begins without its watchdog.
+    BegunIsWatched,
+    /// A deletion leaves nothing.
+    DeletionIsWhole,
     /// Nothing panics.
     NothingPanics,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 23] = [
         Self::CursorIsExclusive,
         Self::CursorWithChunks,
         Self::WhenInDoubt,
@@ -67,6 +77,11 @@ impl Mutant {
         Self::SequenceFollowsLog,
         Self::PublishedOnceDurable,
         Self::OrdinalsOnce,
+        Self::TrimKeepsSnapshot,
+        Self::TrimOnceDurable,
+        Self::StreamIsOneLife,
+        Self::BegunIsWatched,
+        Self::DeletionIsWhole,
         Self::NothingPanics,
     ];
 }

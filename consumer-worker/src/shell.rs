@@ -59,7 +59,7 @@ impl DurableObject for ConsumerAgents {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        Ok(self.0.alarm().await)
+        self.0.alarm().await
     }
 }
 

@@ -76,7 +76,7 @@ macro_rules! host_agents {
             }
 
             async fn alarm(&self) -> ::worker::Result<::worker::Response> {
-                Ok(self.0.alarm().await)
+                self.0.alarm().await
             }
         }
 
@@ -195,9 +195,13 @@ impl ObjectHost {
     }
 
     /// Lets the session go on, and sees to it that there is another alarm if there must be one.
-    pub async fn alarm(&self) -> worker::Response {
+    ///
+    /// # Errors
+    /// When there must be one and it cannot be armed: what the platform is told then makes it ring
+    /// the alarm again.
+    pub async fn alarm(&self) -> worker::Result<worker::Response> {
         match (self.driver(), &self.runtime) {
-            (Ok(producer), _) => producer.alarm().await,
+            (Ok(producer), _) => producer.alarm().await.map_err(not_armed)?,
             (Err(_), Some(runtime)) => {
                 // The session may be running still: a later version of the code, or a better
                 // moment, finds it only if the alarm lives on.
@@ -207,6 +211,7 @@ impl ObjectHost {
                         Level::Error,
                         &format_args!("{error} {}", error.detail.as_deref().unwrap_or_default()),
                     );
+                    return Err(not_armed(error));
                 }
             }
             (Err(error), None) => log(
@@ -214,8 +219,12 @@ impl ObjectHost {
                 &format_args!("no storage to keep an alarm in: {error}"),
             ),
         }
-        worker::ResponseBuilder::new().empty()
+        Ok(worker::ResponseBuilder::new().empty())
     }
+}
+
+fn not_armed(error: Error) -> worker::Error {
+    worker::Error::RustError(error.to_string())
 }
 
 /// Reads a request whole. Who sent it has bounded it already.

@@ -22,7 +22,7 @@ use crate::agent::Agents;
 use crate::error::{Error, Result};
 use crate::http::{Body, BodyError, ByteStream, Request, Response};
 use crate::mount::{Mount, Objects, serve};
-use crate::platform::{ObjectRuntime as _, Runtime as _};
+use crate::platform::ObjectRuntime as _;
 use crate::producer::Producer;
 use crate::protocol::ids::{SessionId, Timestamp, millis};
 use crate::store::{Database, SqlStore, SqlValue};
@@ -59,9 +59,11 @@ pub enum StoreOperation {
     Write,
     /// A transaction, asked for before anything of it is done.
     Transaction,
+    /// An alarm that is armed or disarmed, which the platform's storage does too.
+    Alarm,
 }
 
-/// Is asked before every operation on an object's database; may refuse it. The flag says whether a
+/// Is asked before every operation on an object's storage; may refuse it. The flag says whether a
 /// transaction is open.
 pub type OnStore = Rc<dyn Fn(&SessionId, StoreOperation, bool) -> Result<()>>;
 
@@ -119,7 +121,7 @@ impl LocalObjects {
         *self.on_effect.borrow_mut() = Some(watcher);
     }
 
-    /// Watches what objects ask of their databases, which is how a test makes one fail. Default:
+    /// Watches what objects ask of their storage, which is how a test makes one fail. Default:
     /// nobody does.
     pub fn on_store(&self, watcher: OnStore) {
         *self.on_store.borrow_mut() = Some(watcher);
@@ -220,8 +222,8 @@ impl LocalObjects {
             self.tell_of_disk(session, DiskMoment::TakenBack);
         }
         if let Some(at) = due {
-            let runtime = &opened.runtime;
-            runtime.spawn(runtime.set_alarm(Some(at)).map(drop).boxed_local());
+            // Whoever is told of it may have ended the object again, which has armed it anew.
+            drop(opened.runtime.arm(Some(at)));
         }
         Ok(opened.producer)
     }
@@ -281,6 +283,16 @@ impl LocalObjects {
                 watcher(&told, effect);
             }
         }));
+        let (objects, asked) = (self.this.clone(), session.clone());
+        runtime.on_arm(Rc::new(move || {
+            let watcher = objects
+                .upgrade()
+                .and_then(|objects| objects.on_store.borrow().clone());
+            match watcher {
+                Some(watcher) => watcher(&asked, StoreOperation::Alarm, false),
+                None => Ok(()),
+            }
+        }));
         let agents = (self.agents)(&this, &runtime)?;
         let store = Rc::new(SqlStore::new(Rc::new(LivingDatabase {
             database: database.clone(),
@@ -294,8 +306,9 @@ impl LocalObjects {
         runtime.on_alarm(Rc::new(move || {
             let producer = weak.upgrade();
             Box::pin(async move {
-                if let Some(producer) = producer {
-                    producer.alarm().await;
+                match producer {
+                    Some(producer) => producer.alarm().await,
+                    None => Ok(()),
                 }
             })
         }));

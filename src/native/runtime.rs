@@ -41,8 +41,15 @@ pub type Entropy = Rc<dyn Fn() -> [u8; 16]>;
 /// Is told of effects.
 pub type OnEffect = Rc<dyn Fn(Effect)>;
 
-/// What an alarm does.
-type OnAlarm = Rc<dyn Fn() -> LocalBoxFuture<'static, ()>>;
+/// Is asked before an alarm is armed or disarmed; may refuse it, and then the one before stays.
+type OnArm = Rc<dyn Fn() -> Result<()>>;
+
+/// What an alarm does. One that fails is rung again, as the platform does.
+type OnAlarm = Rc<dyn Fn() -> LocalBoxFuture<'static, Result<()>>>;
+
+/// How often an alarm whose action fails is rung again, and the first wait before; it doubles.
+const RINGS_AGAIN: u32 = 6;
+const RINGS_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// The runtime of one object, or of a program's own calls. Must be used within a tokio
 /// `LocalSet`.
@@ -58,6 +65,7 @@ pub struct LocalRuntime {
     /// Without one, a commit is durable when it returns.
     disk: OnceCell<Rc<Disk>>,
     on_alarm: RefCell<Option<OnAlarm>>,
+    on_arm: RefCell<Option<OnArm>>,
     on_effect: Rc<RefCell<Option<OnEffect>>>,
     tasks: Rc<RefCell<Vec<tokio::task::AbortHandle>>>,
     /// Sleeps until the alarm is due.
@@ -81,6 +89,7 @@ impl LocalRuntime {
             entropy: RefCell::default(),
             disk: OnceCell::new(),
             on_alarm: RefCell::new(None),
+            on_arm: RefCell::new(None),
             on_effect: Rc::default(),
             tasks: Rc::default(),
             sleeper: Rc::default(),
@@ -92,6 +101,12 @@ impl LocalRuntime {
     /// Sets what an alarm does.
     pub fn on_alarm(&self, action: OnAlarm) {
         *self.on_alarm.borrow_mut() = Some(action);
+    }
+
+    /// Asks before the alarm is armed or disarmed, which is how a test makes that fail. Default:
+    /// nobody is asked.
+    pub fn on_arm(&self, watcher: OnArm) {
+        *self.on_arm.borrow_mut() = Some(watcher);
     }
 
     /// Watches effects, which is how a test ends an object at an exact place. Default: nobody does.
@@ -253,8 +268,18 @@ impl ObjectRuntime for LocalRuntime {
     }
 
     fn set_alarm(&self, at: Option<Timestamp>) -> LocalBoxFuture<'static, Result<()>> {
+        let asked = self.on_arm.borrow().clone();
+        let refused = asked.map_or(Ok(()), |ask| ask()).err();
+        let done = refused.map_or_else(|| self.arm(at), Err);
+        Box::pin(async move { done })
+    }
+}
+
+impl LocalRuntime {
+    /// Arms the alarm, or disarms it, without asking anybody.
+    pub(super) fn arm(&self, at: Option<Timestamp>) -> Result<()> {
         if self.is_ended() {
-            return Box::pin(async { Err(Error::internal("the object has ended")) });
+            return Err(Error::internal("the object has ended"));
         }
         let generation = self.armed.get().0.wrapping_add(1);
         self.armed.set((generation, at));
@@ -262,17 +287,15 @@ impl ObjectRuntime for LocalRuntime {
         tell(&self.on_effect, Effect::AlarmSet);
         if self.is_ended() {
             // Who was told has ended the object; the alarm is armed and outlives it.
-            return Box::pin(async { Err(Error::internal("the object has ended")) });
+            return Err(Error::internal("the object has ended"));
         }
         let action = self.on_alarm.borrow().clone();
         let Some(at) = at else {
             self.put_to_sleep(None);
-            return Box::pin(async { Ok(()) });
+            return Ok(());
         };
         let Some(action) = action else {
-            return Box::pin(async {
-                Err(Error::internal("this runtime has no object for an alarm"))
-            });
+            return Err(Error::internal("this runtime has no object for an alarm"));
         };
         let wait = Duration::from_millis(at.saturating_sub(self.now()));
         let (armed, sleeper) = (self.armed.clone(), self.sleeper.clone());
@@ -284,8 +307,16 @@ impl ObjectRuntime for LocalRuntime {
                 // It is at work now, a task as any other: to arm the alarm again does not end it.
                 let awake = sleeper.borrow_mut().take();
                 tasks.borrow_mut().extend(awake);
-                tell(&watcher, Effect::AlarmRings);
-                action().await;
+                let mut rings = 0;
+                loop {
+                    tell(&watcher, Effect::AlarmRings);
+                    let is_done = action().await.is_ok();
+                    if is_done || rings == RINGS_AGAIN || armed.get().0 != generation {
+                        break;
+                    }
+                    tokio::time::sleep(RINGS_AGAIN_AFTER * 2_u32.pow(rings)).await;
+                    rings = rings.saturating_add(1);
+                }
                 // An action that is cut off stays due: the platform repeats it.
                 if armed.get().0 == generation {
                     armed.set((generation, None));
@@ -296,7 +327,7 @@ impl ObjectRuntime for LocalRuntime {
             }
         });
         self.put_to_sleep(Some(alarm.abort_handle()));
-        Box::pin(async { Ok(()) })
+        Ok(())
     }
 }
 

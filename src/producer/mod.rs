@@ -37,7 +37,7 @@ use crate::protocol::ids::{Sequence, Timestamp};
 use crate::protocol::message::SessionStatus;
 use crate::session::{Session, Transition};
 use crate::store::{CommitError, Epoch, SessionRecord, Store};
-use futures::future::{AbortHandle, Abortable};
+use futures::future::{AbortHandle, Abortable, FutureExt as _, LocalBoxFuture};
 use publish::Publisher;
 
 /// How often the alarm looks after a running session, in milliseconds.
@@ -112,9 +112,12 @@ impl Producer {
     }
 
     /// The alarm. Starts an execution if the session is running and has none here, and arms the
-    /// alarm again as long as the session is running; does what is due for a session at rest. Never
-    /// fails: a failure is logged, and the alarm is armed all the same.
-    pub async fn alarm(self: &Rc<Self>) {
+    /// alarm again as long as the session is running; does what is due for a session at rest. A
+    /// failure is logged, and the alarm is armed all the same.
+    ///
+    /// # Errors
+    /// When the alarm cannot be armed: whoever rang it has to ring again, as the platform does.
+    pub async fn alarm(self: &Rc<Self>) -> Result<()> {
         let at_rest = self.read(|session| session.record.status != SessionStatus::Running);
         let looked_after = match at_rest {
             Ok(Some(true)) => self.rest().await,
@@ -135,13 +138,19 @@ impl Producer {
             };
             let at = self.now().saturating_add(later);
             if let Err(error) = self.runtime.set_alarm(Some(at)).await {
-                self.log(
-                    Level::Error,
-                    "watchdog_not_armed",
-                    &[("error", &error.message)],
-                );
+                self.not_armed(&error);
+                return Err(error);
             }
         }
+        Ok(())
+    }
+
+    fn not_armed(&self, error: &Error) {
+        self.log(
+            Level::Error,
+            "watchdog_not_armed",
+            &[("error", &error.message)],
+        );
     }
 
     /// Makes sure that a running session has an execution and a watchdog, and one at rest the
@@ -177,6 +186,29 @@ impl Producer {
         self.runtime
             .set_alarm(Some(self.now().saturating_add(WATCHDOG_MS)))
             .await
+    }
+
+    /// Arms the watchdog in the transaction that begins a run: one that is refused at once refuses
+    /// the run. The rest of its word comes with the future.
+    fn watch_in_transaction(self: &Rc<Self>) -> Result<LocalBoxFuture<'static, Result<()>>> {
+        if mutants::lacks(Mutant::BegunIsWatched) {
+            return Ok(async { Ok(()) }.boxed_local());
+        }
+        let this = self.clone();
+        let mut armed = async move { this.arm_watchdog().await }.boxed_local();
+        match (&mut armed).now_or_never() {
+            None => Ok(armed),
+            Some(done) => done.map(|()| async { Ok(()) }.boxed_local()),
+        }
+    }
+
+    /// A refusal writes nothing, and a run without a runner is looked after all the same.
+    async fn look_after_running(&self) -> Result<()> {
+        let running = self.read(|session| session.record.status == SessionStatus::Running)?;
+        if running == Some(true) && !self.is_executing() {
+            self.runtime.set_alarm(Some(self.now())).await?;
+        }
+        Ok(())
     }
 
     /// Starts the execution of the session's present epoch.

@@ -6,6 +6,7 @@
 use std::rc::Rc;
 
 use bytes::Bytes;
+use futures::future::LocalBoxFuture;
 use http::Method;
 use serde_json::{Map, Value, json};
 
@@ -216,8 +217,7 @@ impl Producer {
         if self.read(|_| ())?.is_some() {
             self.expect(way, &request.session_id)?;
             if let Some(answer) = self.replay(key.as_ref())? {
-                // The answer is asked for again, so the first one may have been lost with the
-                // object, before it had armed its watchdog.
+                // The answer is asked for again, so the first one may have been lost with the object.
                 self.kick().await?;
                 return Ok(answer);
             }
@@ -226,11 +226,7 @@ impl Producer {
             let refused = self
                 .read(Session::refuse_start)?
                 .ok_or_else(Error::not_found)?;
-            // A refusal writes nothing, and a run without a runner is looked after all the same.
-            let running = self.read(|session| session.record.status == SessionStatus::Running)?;
-            if running == Some(true) && !self.is_executing() {
-                self.runtime.set_alarm(Some(self.now())).await?;
-            }
+            self.look_after_running().await?;
             return Err(refused);
         }
 
@@ -245,7 +241,7 @@ impl Producer {
         let mut incoming = request.state.unwrap_or_default();
         // The hook's own writes and the first commit are one transaction: a start that is refused
         // here, or fails half way, leaves nothing.
-        let mut committed = None;
+        let (mut committed, mut armed) = (None, None);
         let now = self.now();
         let database = self.store.database();
         database.transaction(&mut || {
@@ -284,13 +280,14 @@ impl Producer {
             self.store.commit(&transition.commit)?;
             let message = Some(request.message.as_str());
             self.entered(&agent, &transition.next, true, message)?;
+            armed = Some(self.watch_in_transaction()?);
             committed = Some(transition.next);
             Ok(())
         })?;
         if let Some(session) = committed {
             self.adopt(session);
         }
-        self.begin_execution("start").await?;
+        self.begin_execution("start", armed).await?;
         Ok(json_answer(200, &answer))
     }
 
@@ -345,12 +342,17 @@ impl Producer {
             ids,
         };
         // What is refused anyway does not come to the hook.
-        self.read(|session| session.resume(reopen.clone(), now).map(drop))?
-            .ok_or_else(Error::not_found)??;
+        let refused = self
+            .read(|session| session.resume(reopen.clone(), now).err())?
+            .ok_or_else(Error::not_found)?;
+        if let Some(refused) = refused {
+            self.look_after_running().await?;
+            return Err(refused);
+        }
         let most = way.inside.limits.max_log_bytes;
         self.expect_log_below(agent.limits.max_log_bytes.unwrap_or(u64::MAX).min(most))?;
         let database = self.store.database();
-        let mut committed = None;
+        let (mut committed, mut armed) = (None, None);
         let outcome = database.transaction(&mut || {
             let mut reopen = reopen.clone();
             if let (Some(hook), Some(message)) = (&agent.before_entry, &request.message) {
@@ -372,6 +374,7 @@ impl Producer {
                 .ok_or_else(Error::not_found)??;
             self.store.commit(&transition.commit)?;
             self.entered(&agent, &transition.next, false, request.message.as_deref())?;
+            armed = Some(self.watch_in_transaction()?);
             committed = Some(transition.next);
             Ok(())
         });
@@ -383,7 +386,7 @@ impl Producer {
         if let Some(session) = committed {
             self.adopt(session);
         }
-        self.begin_execution("resume").await?;
+        self.begin_execution("resume", armed).await?;
         Ok(json_answer(200, &answer))
     }
 
@@ -424,19 +427,21 @@ impl Producer {
         }
     }
 
-    async fn begin_execution(self: &Rc<Self>, event: &str) -> Result<()> {
+    /// Begins to execute a run that is committed.
+    async fn begin_execution(
+        self: &Rc<Self>,
+        event: &str,
+        armed: Option<LocalBoxFuture<'static, Result<()>>>,
+    ) -> Result<()> {
         self.launch()?;
         self.log(Level::Info, event, &[]);
-        // The run is committed and under way; a watchdog that cannot be armed is worth a warning,
-        // not a refusal of what has happened.
-        if let Err(error) = self.arm_watchdog().await {
-            self.log(
-                Level::Warn,
-                "watchdog_not_armed",
-                &[("error", &error.message)],
-            );
-        }
-        Ok(())
+        let Some(armed) = armed else { return Ok(()) };
+        // The run is under way, but nothing wakes it if this object ends: whoever asks again arms the
+        // watchdog.
+        armed.await.map_err(|error| {
+            self.not_armed(&error);
+            Error::internal("the run has begun and nothing looks after it yet; ask again")
+        })
     }
 
     async fn stop(self: &Rc<Self>, kind: StopKind, way: &Way, body: &Bytes) -> Result<Response> {

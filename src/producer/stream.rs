@@ -117,7 +117,8 @@ impl Producer {
         let foreign = query
             .stream_id
             .as_deref()
-            .is_some_and(|id| id != record.stream_id.as_str());
+            .is_some_and(|id| id != record.stream_id.as_str())
+            && !mutants::lacks(Mutant::StreamIsOneLife);
         let (cursor, stage) = match position {
             _ if foreign => (0, Stage::Truncated(truncated)),
             Some(from) if from > record.last_sequence || below_floor(from, record.floor) => {
@@ -317,7 +318,10 @@ impl Reader {
             .read(|session| (session.record.floor, session.checkpoint.stream_sequence))?
             .ok_or_else(Error::not_found)?;
         let is_durable = below_floor(self.cursor, mark.floor);
-        if below_floor(self.cursor, floor) && !is_durable {
+        if below_floor(self.cursor, floor)
+            && !is_durable
+            && !mutants::lacks(Mutant::TrimOnceDurable)
+        {
             return Ok(None);
         }
         if below_floor(self.cursor, floor) {
@@ -332,7 +336,7 @@ impl Reader {
                     .into(),
                 detail: None,
                 recoverable: false,
-                floor: Some(mark.floor),
+                floor: Some(if is_durable { mark.floor } else { floor }),
                 stream_id,
             }))?;
             return Ok(Some(frame.into()));

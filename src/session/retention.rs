@@ -9,6 +9,7 @@
 use std::time::Duration;
 
 use super::{Session, Transition};
+use crate::mutants::{self, Mutant};
 use crate::protocol::ids::{RunId, Sequence, Timestamp, millis};
 use crate::protocol::message::SessionStatus;
 use crate::store::{LogSpan, LogStats, Write};
@@ -119,7 +120,7 @@ pub fn next_expiry(policy: &Retention, session: &Session, stats: &LogStats) -> O
 }
 
 fn highest_floor(session: &Session, stats: &LogStats) -> Sequence {
-    if session.record.status.is_terminal() {
+    if session.record.status.is_terminal() || mutants::lacks(Mutant::TrimKeepsSnapshot) {
         stats.newest
     } else {
         session.checkpoint.stream_sequence

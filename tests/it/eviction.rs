@@ -5,20 +5,22 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use remote_agents::agent::model::LanguageModel;
 use remote_agents::http::Body;
 use remote_agents::mount::Mount;
-use remote_agents::native::{CommitMoment, LocalObjects};
+use remote_agents::native::{CommitMoment, LocalObjects, StoreOperation};
 use remote_agents::protocol::ids::{AgentType, SessionId};
-use remote_agents::{Agent, Agents};
+use remote_agents::{Agent, Agents, Error};
 use serde_json::{Value, json};
 
-use crate::support::{Client, Lines, in_world, read, scripted, text};
+use crate::support::{Client, Lines, Slow, in_world, read, scripted, text};
 
 fn client() -> Client {
-    let agent = || {
-        let model = scripted(|_| text("one two three four five six seven"));
-        Agent::new(AgentType::parse("talker").unwrap(), "Talk.", model)
-    };
+    client_of(|| scripted(|_| text("one two three four five six seven")))
+}
+
+fn client_of(model: impl Fn() -> Rc<dyn LanguageModel> + 'static) -> Client {
+    let agent = move || Agent::new(AgentType::parse("talker").unwrap(), "Talk.", model());
     Client {
         mount: Rc::new(Mount::new("/agents").allow_unauthenticated()),
         objects: LocalObjects::new(
@@ -85,16 +87,15 @@ fn a_commit_that_is_refused_leaves_nothing_and_its_caller_has_no_answer() {
 }
 
 #[test]
-fn a_start_that_is_sent_again_looks_after_the_run_that_the_first_one_left() {
+fn a_run_whose_object_ends_with_its_first_commit_goes_on_by_itself() {
     in_world(|| async {
         let client = client();
         evict_at(&client, 1, CommitMoment::After);
-        // The run is stored; nothing executes it and no alarm is armed.
+        // The run is stored with its alarm; nobody was told of it.
         assert_eq!(start(&client).await.0, 503);
-        assert_eq!(rest(&client).await, None);
+        let ended = rest(&client).await.expect("it goes on by itself");
         let (status, answer) = start(&client).await;
         assert_eq!(status, 200);
-        let ended = rest(&client).await.expect("it goes on by itself");
         assert_eq!(ended["runId"], answer["runId"]);
     });
 }
@@ -125,6 +126,78 @@ fn an_alarm_whose_work_was_cut_off_comes_again() {
         client.objects.evict(&session()).unwrap();
         // The next transaction is the alarm's: it takes the session over. It ends with it.
         evict_at(&client, 1, CommitMoment::After);
+        assert!(rest(&client).await.is_some());
+    });
+}
+
+const STATUS: &str = "/agents/talker/status?sessionId=s1";
+
+/// Refuses to arm an alarm for as long as `refuses` is true.
+fn refuse_alarms(client: &Client, refuses: &Rc<Cell<bool>>) {
+    let refuses = refuses.clone();
+    client.objects.on_store(Rc::new(move |_, operation, _| {
+        if operation == StoreOperation::Alarm && refuses.get() {
+            return Err(Error::internal("the disk refuses"));
+        }
+        Ok(())
+    }));
+}
+
+async fn send(client: &Client, action: &str, key: Option<&str>, message: &str) -> (u16, Value) {
+    let body = json!({"sessionId": "s1", "message": message}).to_string();
+    let headers: Vec<(&str, &str)> = key
+        .map(|key| ("idempotency-key", key))
+        .into_iter()
+        .collect();
+    let path = format!("/agents/talker/{action}");
+    read(client.send("POST", &path, &headers, body).await).await
+}
+
+#[test]
+fn a_run_that_no_alarm_would_look_after_does_not_begin() {
+    for action in ["start", "resume"] {
+        for key in [Some("k2"), None] {
+            in_world(move || async move {
+                let client = client();
+                if action == "resume" {
+                    assert_eq!(start(&client).await.0, 200);
+                    assert!(rest(&client).await.is_some());
+                }
+                let before = client.get(STATUS).await;
+                let refuses = Rc::new(Cell::new(true));
+                refuse_alarms(&client, &refuses);
+                let (status, body) = send(&client, action, key, "go").await;
+                assert_eq!((status, &body["code"]), (500, &json!("INTERNAL")), "{body}");
+                assert_eq!(client.objects.alarm_at(&session()), None);
+                assert_eq!(client.get(STATUS).await, before, "nothing has changed");
+                refuses.set(false);
+                let (status, body) = send(&client, action, key, "go").await;
+                assert_eq!(status, 200, "{body}");
+                // Nobody asks any more.
+                client.objects.evict(&session()).unwrap();
+                assert!(rest(&client).await.is_some(), "{action} {key:?}");
+            });
+        }
+    }
+}
+
+#[test]
+fn an_alarm_that_cannot_arm_the_next_one_is_rung_again() {
+    in_world(|| async {
+        let client = client_of(|| {
+            Rc::new(Slow {
+                words: 7,
+                pause: Duration::from_secs(3),
+            })
+        });
+        assert_eq!(start(&client).await.0, 200);
+        let refuses = Rc::new(Cell::new(true));
+        refuse_alarms(&client, &refuses);
+        // The alarm rings within two seconds and cannot be armed.
+        tokio::time::sleep(Duration::from_millis(2_500)).await;
+        client.objects.evict(&session()).unwrap();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        refuses.set(false);
         assert!(rest(&client).await.is_some());
     });
 }

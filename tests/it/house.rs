@@ -535,7 +535,7 @@ impl ObjectRuntime for Gated {
 fn a_chunk_is_published_once_its_commit_is_durable_and_not_before() {
     in_world(|| async {
         let inner = LocalRuntime::new(0, Rc::new(|_, _| {}));
-        inner.on_alarm(Rc::new(|| Box::pin(async {})));
+        inner.on_alarm(Rc::new(|| Box::pin(async { Ok(()) })));
         let gate = StopSignal::default();
         let runtime = Rc::new(Gated {
             inner,

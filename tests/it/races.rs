@@ -304,7 +304,7 @@ impl World {
             Act::Abort => self.post("abort", None, bare).await,
             Act::Wake => {
                 let producer = self.client.objects.producer(&id()).unwrap();
-                producer.alarm().await;
+                producer.alarm().await.unwrap();
                 return None;
             }
             Act::Crash => {

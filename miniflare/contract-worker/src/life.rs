@@ -46,7 +46,7 @@ impl DurableObject for LifeObject {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        Ok(self.host.alarm().await)
+        self.host.alarm().await
     }
 }
 

@@ -64,7 +64,7 @@ impl DurableObject for BindingAgents {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        Ok(self.0.alarm().await)
+        self.0.alarm().await
     }
 }
 
@@ -80,7 +80,7 @@ impl DurableObject for HttpAgents {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        Ok(self.0.alarm().await)
+        self.0.alarm().await
     }
 }
 
@@ -96,7 +96,7 @@ impl DurableObject for StubAgents {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        Ok(self.0.alarm().await)
+        self.0.alarm().await
     }
 }
 

@@ -38,7 +38,7 @@ impl DurableObject for StressAgents {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        Ok(self.0.alarm().await)
+        self.0.alarm().await
     }
 }
 

@@ -63,7 +63,7 @@ impl DurableObject for BenchAgents {
     }
 
     async fn alarm(&self) -> worker::Result<Response> {
-        Ok(self.host.alarm().await)
+        self.host.alarm().await
     }
 }
 
