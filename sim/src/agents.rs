@@ -76,7 +76,8 @@ impl Making<'_> {
             "Follow the script.",
             Rc::new(model),
         )
-        .with_state::<State>();
+        .with_state::<State>()
+        .with_retention(self.shared.workload.keeps);
         for name in ["note", "fail", "slow"] {
             agent = agent.with_tool(self.tool(name));
         }

@@ -67,6 +67,10 @@ pub enum Invariant {
     Law,
     /// No sequence that was seen is issued twice.
     Sequence,
+    /// A log is kept from its floor on, and its floor leaves a snapshot its reader.
+    Kept,
+    /// A deletion leaves nothing, and nobody else's session is gone.
+    Deletion,
     /// Nothing panics.
     Panic,
 }
@@ -82,6 +86,8 @@ pub struct Gate {
     digest: Cell<u64>,
     lines: Cell<u64>,
     lost: Cell<u64>,
+    truncated: Cell<u64>,
+    deleted: Cell<u64>,
     broken: RefCell<Option<Broken>>,
     /// Whether every line is printed: `SIM_TRACE` asks for it.
     is_printed: bool,
@@ -108,6 +114,8 @@ impl Gate {
             digest: Cell::new(0xcbf2_9ce4_8422_2325),
             lines: Cell::new(0),
             lost: Cell::new(0),
+            truncated: Cell::new(0),
+            deleted: Cell::new(0),
             broken: RefCell::default(),
         }
     }
@@ -179,6 +187,16 @@ impl Gate {
         self.lost.set(self.lost.get().saturating_add(chunks));
     }
 
+    /// A reader was told that its cursor is not in the log.
+    pub fn truncated(&self) {
+        self.truncated.set(self.truncated.get().saturating_add(1));
+    }
+
+    /// A session was deleted.
+    pub fn deleted(&self) {
+        self.deleted.set(self.deleted.get().saturating_add(1));
+    }
+
     /// Something does not hold; the first thing counts.
     pub fn broken(&self, invariant: Invariant, what: impl Into<String>) {
         let mut broken = self.broken.borrow_mut();
@@ -224,6 +242,8 @@ impl Gate {
             trace: (self.lines.get(), self.digest.get()),
             virtual_ms: self.now(),
             lost: self.lost.get(),
+            truncated: self.truncated.get(),
+            deleted: self.deleted.get(),
         }
     }
 }
@@ -245,4 +265,8 @@ pub struct Outcome {
     pub virtual_ms: u64,
     /// How many chunks were committed, and gone before they were durable.
     pub lost: u64,
+    /// How often a reader was told that its cursor is not in the log.
+    pub truncated: u64,
+    /// How often a session was deleted; again, if that was gone before it was durable.
+    pub deleted: u64,
 }

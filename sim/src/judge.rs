@@ -1,21 +1,20 @@
 //! Looks after every commit: reads what was committed, and holds it to what always holds.
 //!
-//! It has a ledger for each session, of all that was ever committed. Whatever a reader is told is
-//! compared with it.
+//! It has a ledger for each session, of all that was ever committed. Whatever others are told is
+//! compared with it, in `told.rs`.
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use remote_agents::native::DiskMoment;
 use remote_agents::protocol::chunk::RawChunk;
-use remote_agents::protocol::ids::{MAX_SAFE_INTEGER, Position, SessionId};
+use remote_agents::protocol::ids::{MAX_SAFE_INTEGER, SessionId, StreamId};
 use remote_agents::protocol::message::SessionStatus;
-use remote_agents::reconstruct::{Document, Status};
 use remote_agents::store::{
-    Database, MessageRecord, PageLimit, SessionRecord, SqlStore, Store as _, SubStatus, UsageRecord,
+    Database as _, MessageRecord, PageLimit, SessionRecord, Store as _, SubStatus, Terminal,
+    UsageRecord,
 };
-use serde_json::Value;
 
 use crate::gate::Invariant;
 use crate::ledger::{Held, Ledger, broken, ends_are_together, forwarded, law};
@@ -30,9 +29,13 @@ const EVERYTHING: PageLimit = PageLimit {
 
 /// Who looks.
 pub struct Judge {
-    shared: Rc<Shared>,
-    ledgers: RefCell<BTreeMap<String, Ledger>>,
-    /// Which session was begun for which call.
+    pub(crate) shared: Rc<Shared>,
+    pub(crate) ledgers: RefCell<BTreeMap<String, Ledger>>,
+    /// Lives of sessions that are over for good.
+    pub(crate) past: RefCell<BTreeMap<String, Vec<Ledger>>>,
+    /// How often a life was over, or a deletion taken back.
+    turns: Cell<u64>,
+    /// Which session was begun for which call of which life.
     calls: RefCell<BTreeMap<(String, String), String>>,
     /// Which session each answer of a model was counted in, by what it cost.
     counted: RefCell<BTreeMap<u64, String>>,
@@ -45,6 +48,8 @@ impl Judge {
         Rc::new(Self {
             shared,
             ledgers: RefCell::default(),
+            past: RefCell::default(),
+            turns: Cell::default(),
             calls: RefCell::default(),
             counted: RefCell::default(),
         })
@@ -83,18 +88,25 @@ impl Judge {
         let Some(ledger) = ledgers.get_mut(&name) else {
             return;
         };
-        let (uncounted, lost) = ledger.on_disk(moment);
+        let moved = ledger.on_disk(moment);
+        if !moved.buried.is_empty() {
+            let mut past = self.past.borrow_mut();
+            past.entry(name).or_default().extend(moved.buried);
+        }
         if moment != DiskMoment::TakenBack {
             return;
         }
-        self.shared.gate.lost(lost);
+        if moved.is_risen {
+            self.turn();
+        }
+        self.shared.gate.lost(moved.lost);
         let mut counted = self.counted.borrow_mut();
-        for price in uncounted {
+        for price in moved.uncounted {
             counted.remove(&price);
         }
         let objects = self.shared.objects(side);
         if let Some(database) = objects.and_then(|objects| objects.database(session)) {
-            ledger.store = SqlStore::new(database as Rc<dyn Database>);
+            ledger.reads(database);
         }
     }
 
@@ -104,7 +116,7 @@ impl Judge {
             (Invariant::Panic, format!("{name}: {error} {detail}"))
         };
         let Some(record) = ledger.store.session().map_err(unreadable)? else {
-            return Ok(());
+            return self.gone(name, ledger);
         };
         self.row(name, ledger, &record)?;
         let known = u64::try_from(ledger.chunks.len()).unwrap_or(u64::MAX);
@@ -121,6 +133,7 @@ impl Judge {
                 ledger.checkpoints.push(checkpoint);
             }
         }
+        self.kept(name, ledger, &record)?;
         let page = ledger
             .store
             .chunks(known, MAX_SAFE_INTEGER, EVERYTHING)
@@ -163,6 +176,58 @@ impl Judge {
         Ok(())
     }
 
+    /// Nothing is committed of a session: it was deleted, or it never began.
+    fn gone(&self, name: &str, ledger: &mut Ledger) -> Held {
+        if ledger.known.record.is_none() {
+            return Ok(());
+        }
+        if self.shared.workload.deleted.is_none() || name != ROOT {
+            return broken(Invariant::Deletion, format!("{name} is gone"));
+        }
+        let tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'ra_%'";
+        let left = ledger.database.query(tables, &[]);
+        let left = left.map_err(|error| (Invariant::Panic, error.to_string()))?;
+        if !left.is_empty() {
+            let what = format!("{name} is gone, and leaves {left:?}");
+            return broken(Invariant::Deletion, what);
+        }
+        ledger.bury();
+        self.shared.gate.deleted();
+        self.turn();
+        Ok(())
+    }
+
+    /// What is kept of the log.
+    fn kept(&self, name: &str, ledger: &Ledger, record: &SessionRecord) -> Held {
+        let keeps = self.shared.workload.keeps;
+        if keeps.keeps_all() && record.floor == 0 {
+            return Ok(());
+        }
+        let one = PageLimit {
+            chunks: 1,
+            bytes: usize::MAX,
+        };
+        let oldest = ledger.store.chunks(0, MAX_SAFE_INTEGER, one);
+        let oldest = oldest.map_err(|error| (Invariant::Panic, error.to_string()))?;
+        let oldest = oldest.chunks.first().map(|(sequence, _)| *sequence);
+        let what = format!(
+            "{name} keeps {oldest:?} and on, its floor is {}, was {}, its newest {}",
+            record.floor,
+            ledger.floor(),
+            record.last_sequence
+        );
+        if oldest != Some(record.floor.max(1)) || record.floor < ledger.floor() {
+            return broken(Invariant::Kept, what);
+        }
+        let position = ledger.checkpoints.last().map(|last| last.stream_sequence);
+        let is_needed = !record.status.is_terminal() && keeps.hard_max_bytes.is_none();
+        if is_needed && position.is_none_or(|position| record.floor > position) {
+            let what = format!("{what}, its snapshot is of {position:?}");
+            return broken(Invariant::Kept, what);
+        }
+        Ok(())
+    }
+
     /// What holds of the session row, and of the runs before.
     fn row(&self, name: &str, ledger: &Ledger, record: &SessionRecord) -> Held {
         for (run_id, terminal) in &ledger.known.terminals {
@@ -171,7 +236,10 @@ impl Judge {
                 .run(run_id)
                 .map_err(|error| (Invariant::Panic, error.to_string()))?;
             let now = run.and_then(|run| run.terminal);
-            if terminal.is_some() && *terminal != now {
+            if terminal.is_some()
+                && *terminal != now
+                && !is_aborted(terminal.as_ref(), now.as_ref())
+            {
                 let what = format!("the end of {run_id} in {name} was {terminal:?}, is {now:?}");
                 return broken(Invariant::Terminal, what);
             }
@@ -182,7 +250,13 @@ impl Judge {
                 return broken(Invariant::Terminal, what);
             }
             let rested = before.status != SessionStatus::Running;
-            if rested && record.status != before.status && record.run_id == before.run_id {
+            let is_aborted = before.status == SessionStatus::Interrupted
+                && record.status == SessionStatus::Failed;
+            if rested
+                && !is_aborted
+                && record.status != before.status
+                && record.run_id == before.run_id
+            {
                 let what = format!(
                     "{name}: {} is {:?} after it was {:?}",
                     record.run_id, record.status, before.status
@@ -206,7 +280,7 @@ impl Judge {
             }
             return broken(Invariant::StartedOnce, format!("{name} has no parent"));
         };
-        let call = (parent.session_id.to_string(), parent.tool_call_id.clone());
+        let call = (parent.stream_id.to_string(), parent.tool_call_id.clone());
         let mut calls = self.calls.borrow_mut();
         let child = calls.entry(call).or_insert_with(|| name.to_owned());
         if child == name {
@@ -307,68 +381,13 @@ impl Judge {
             .map_err(|what| (Invariant::Paired, format!("in {name} {what}")))
     }
 
-    /// Looks at a chunk that a reader of a session was told.
-    pub fn was_told(&self, session: &str, cursor: u64, sequence: u64, chunk: &RawChunk) {
-        let due = cursor.saturating_add(1);
-        if sequence != due {
-            let what = format!("a reader of {session} at {cursor} is told {sequence}");
-            self.shared.gate.broken(Invariant::Cursor, what);
-            return;
-        }
-        let ledgers = self.ledgers.borrow();
-        let known = ledgers
-            .get(session)
-            .and_then(|ledger| ledger.durable_chunk(sequence));
-        if known != Some(chunk) {
-            let what = format!("a reader of {session} is told {chunk:?}, not {known:?}");
-            drop(ledgers);
-            self.shared.gate.broken(Invariant::Sequence, what);
-        }
+    fn turn(&self) {
+        self.turns.set(self.turns.get().saturating_add(1));
     }
 
-    /// Looks at a document that somebody follows.
-    pub fn looks_exact(&self, document: &Document) {
-        let ledgers = self.ledgers.borrow();
-        let Some(ledger) = ledgers.get(document.session()) else {
-            return;
-        };
-        let state = document.state();
-        let is_true = match document.status() {
-            Status::Exact { step } => ledger
-                .durable_checkpoints()
-                .iter()
-                .any(|checkpoint| checkpoint.step_count == *step && *checkpoint.state == *state),
-            Status::Final => ledger.durable_finals().iter().any(|last| **last == *state),
-            _ => true,
-        };
-        if !is_true {
-            let what = format!(
-                "{} is {:?} with {state}",
-                document.session(),
-                document.status()
-            );
-            drop(ledgers);
-            self.shared.gate.broken(Invariant::Exact, what);
-        }
-    }
-
-    /// Looks at a state that somebody was given with a position, of a snapshot or a tree.
-    pub fn was_shown(&self, session: &SessionId, position: Position, state: &Value) {
-        let ledgers = self.ledgers.borrow();
-        let Some(ledger) = ledgers.get(session.as_str()) else {
-            return;
-        };
-        let is_true = match position {
-            Position::At(sequence) => ledger.durable_checkpoints().iter().any(|checkpoint| {
-                checkpoint.stream_sequence == sequence && *checkpoint.state == *state
-            }),
-            Position::None => ledger.durable_finals().iter().any(|last| **last == *state),
-        };
-        if !is_true {
-            let what = format!("{session} is shown at {position:?} with {state}");
-            drop(ledgers);
-            self.shared.gate.broken(Invariant::Promoted, what);
-        }
+    /// Changes whenever a life is over, or its deletion is taken back.
+    pub fn turns(&self) -> u64 {
+        self.turns.get()
     }
 
     /// The sessions that are known, with their types.
@@ -401,10 +420,28 @@ impl Judge {
         self.ledgers.borrow().get(session).map(read)
     }
 
-    /// What all sessions together have spent.
+    /// What all sessions of the root's present life together have spent.
     pub fn spent(&self) -> u64 {
         let ledgers = self.ledgers.borrow();
-        ledgers.values().map(|ledger| ledger.known.spent).sum()
+        let of_life = |ledger: &Ledger, streams: &BTreeSet<&StreamId>| {
+            let record = ledger.known.record.as_ref();
+            let parent = record.and_then(|record| record.origin.parent.as_ref());
+            parent.is_some_and(|parent| streams.contains(&parent.stream_id))
+        };
+        let mut streams: BTreeSet<&StreamId> = BTreeSet::new();
+        streams.extend(ledgers.get(ROOT).and_then(Ledger::stream));
+        loop {
+            let living = ledgers.values().filter(|ledger| of_life(ledger, &streams));
+            let found: Vec<_> = living.filter_map(Ledger::stream).collect();
+            let before = streams.len();
+            streams.extend(found);
+            if streams.len() == before {
+                break;
+            }
+        }
+        let is_of_life = |ledger: &&Ledger| ledger.stream().is_some_and(|id| streams.contains(id));
+        let living = ledgers.values().filter(is_of_life);
+        living.map(|ledger| ledger.known.spent).sum()
     }
 
     /// What holds when everything has come to rest.
@@ -457,4 +494,21 @@ impl Judge {
         }
         Ok(())
     }
+}
+
+/// Whether an end is that of a run that was interrupted, and aborted then: all else stays.
+fn is_aborted(before: Option<&Terminal>, now: Option<&Terminal>) -> bool {
+    let (Some(before), Some(now)) = (before, now) else {
+        return false;
+    };
+    let as_before = Terminal {
+        status: before.status,
+        failure: before.failure.clone(),
+        ..now.clone()
+    };
+    let code = now.failure.as_ref().map(|failure| failure.code.as_str());
+    before.status == SessionStatus::Interrupted
+        && now.status == SessionStatus::Failed
+        && code == Some("run_aborted")
+        && as_before == *before
 }

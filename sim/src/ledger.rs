@@ -1,12 +1,14 @@
 //! What was committed of one session, and what holds of its log alone.
 //!
-//! A ledger knows what of it is durable, and goes back there when its object ends.
+//! A ledger knows what of it is durable, and goes back there when its object ends. It is of one life
+//! of its session: a deletion ends it, and is taken back with the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use remote_agents::native::{DiskMoment, RusqliteDatabase};
 use remote_agents::protocol::chunk::{PatchOperation, RawChunk};
+use remote_agents::protocol::ids::StreamId;
 use remote_agents::protocol::message::SessionStatus;
 use remote_agents::session::patch;
 use remote_agents::store::{CheckpointRecord, Database, SessionRecord, SqlStore, Terminal};
@@ -28,6 +30,7 @@ pub(crate) fn broken<T>(
 pub struct Ledger {
     /// Where it lives.
     pub side: Side,
+    pub(crate) database: Rc<RusqliteDatabase>,
     pub(crate) store: SqlStore,
     /// Every chunk, from sequence 1 on.
     pub chunks: Vec<RawChunk>,
@@ -39,6 +42,28 @@ pub struct Ledger {
     /// What was known when what is on its way to the disk left, and what is durable.
     leaving: Mark,
     durable: Mark,
+    /// The life before, until its deletion is durable.
+    before: Option<Before>,
+}
+
+/// A life whose deletion is not durable.
+struct Before {
+    ledger: Box<Ledger>,
+    /// Whether the deletion is on its way to the disk.
+    is_leaving: bool,
+}
+
+/// What a moment of the disk has changed.
+#[derive(Default)]
+pub(crate) struct Moved {
+    /// Prices of answers that nobody counts any more.
+    pub(crate) uncounted: Vec<u64>,
+    /// How many chunks are gone.
+    pub(crate) lost: usize,
+    /// Lives that are over for good.
+    pub(crate) buried: Vec<Ledger>,
+    /// Whether a deletion was taken back.
+    pub(crate) is_risen: bool,
 }
 
 /// What is known of a session, beside what only grows.
@@ -75,7 +100,8 @@ impl Ledger {
     pub(crate) fn new(side: Side, database: Rc<RusqliteDatabase>) -> Self {
         Self {
             side,
-            store: SqlStore::new(database as Rc<dyn Database>),
+            store: SqlStore::new(database.clone() as Rc<dyn Database>),
+            database,
             chunks: Vec::new(),
             checkpoints: Vec::new(),
             finals: Vec::new(),
@@ -83,7 +109,36 @@ impl Ledger {
             known: Known::default(),
             leaving: Mark::default(),
             durable: Mark::default(),
+            before: None,
         }
+    }
+
+    /// It has another database: its object was opened anew.
+    pub(crate) fn reads(&mut self, database: Rc<RusqliteDatabase>) {
+        self.store = SqlStore::new(database.clone() as Rc<dyn Database>);
+        self.database = database;
+    }
+
+    /// Its session was deleted: what comes is of another life.
+    pub(crate) fn bury(&mut self) {
+        let next = Self::new(self.side, self.database.clone());
+        let ledger = Box::new(std::mem::replace(self, next));
+        self.before = Some(Before {
+            ledger,
+            is_leaving: false,
+        });
+    }
+
+    /// This life, and those before whose deletion is not durable.
+    pub(crate) fn lives(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |ledger| {
+            ledger.before.as_ref().map(|before| &*before.ledger)
+        })
+    }
+
+    /// The life it is of, once it has begun.
+    pub(crate) fn stream(&self) -> Option<&StreamId> {
+        self.known.record.as_ref().map(|record| &record.stream_id)
     }
 
     /// What is known beside what grows.
@@ -94,6 +149,11 @@ impl Ledger {
 
     pub(crate) fn status(&self) -> Option<SessionStatus> {
         self.known.record.as_ref().map(|record| record.status)
+    }
+
+    /// The oldest chunk that its session keeps; 0 where it keeps all.
+    pub(crate) fn floor(&self) -> u64 {
+        self.known.record.as_ref().map_or(0, |record| record.floor)
     }
 
     fn mark(&self) -> Mark {
@@ -121,22 +181,60 @@ impl Ledger {
         self.finals.get(..self.durable.finals).unwrap_or_default()
     }
 
-    /// A moment of the object's disk; where it has ended, the prices of answers that nobody counts any
-    /// more, and how many chunks are gone.
-    pub(crate) fn on_disk(&mut self, moment: DiskMoment) -> (Vec<u64>, usize) {
+    /// A moment of the object's disk, and what it changes.
+    pub(crate) fn on_disk(&mut self, moment: DiskMoment) -> Moved {
         match moment {
-            DiskMoment::Leaving => self.leaving = self.mark(),
-            DiskMoment::Durable => self.durable = self.leaving.clone(),
-            DiskMoment::TakenBack => {
-                let lost = self.chunks.len().saturating_sub(self.durable.chunks);
-                return (self.take_back(), lost);
-            }
+            DiskMoment::Leaving => self.leave(),
+            DiskMoment::Durable => return self.settle(),
+            DiskMoment::TakenBack => return self.take_back(),
         }
-        Default::default()
+        Moved::default()
     }
 
-    /// What is not durable was never said; the prices of the answers that nobody counts any more.
-    fn take_back(&mut self) -> Vec<u64> {
+    fn leave(&mut self) {
+        self.leaving = self.mark();
+        let mut next = self.before.as_mut();
+        while let Some(before) = next {
+            before.is_leaving = true;
+            next = before.ledger.before.as_mut();
+        }
+    }
+
+    fn settle(&mut self) -> Moved {
+        match self.before.take() {
+            // What was on its way is of the life before.
+            Some(mut before) if !before.is_leaving => {
+                let moved = before.ledger.settle();
+                self.before = Some(before);
+                moved
+            }
+            before => {
+                self.durable = self.leaving.clone();
+                let mut moved = Moved::default();
+                let mut next = before;
+                while let Some(mut before) = next {
+                    next = before.ledger.before.take();
+                    // What was committed before its deletion is durable with it.
+                    before.ledger.durable = before.ledger.mark();
+                    moved.buried.push(*before.ledger);
+                }
+                moved
+            }
+        }
+    }
+
+    /// What is not durable was never said.
+    fn take_back(&mut self) -> Moved {
+        if let Some(before) = self.before.take() {
+            let (prices, lost) = (std::mem::take(&mut self.prices), self.chunks.len());
+            *self = *before.ledger;
+            let mut moved = self.take_back();
+            moved.uncounted.extend(prices);
+            moved.lost = moved.lost.saturating_add(lost);
+            moved.is_risen = true;
+            return moved;
+        }
+        let lost = self.chunks.len().saturating_sub(self.durable.chunks);
         self.leaving = self.durable.clone();
         let durable = self.durable.clone();
         self.chunks.truncate(durable.chunks);
@@ -144,7 +242,11 @@ impl Ledger {
         self.finals.truncate(durable.finals);
         self.known = durable.known;
         let prices = durable.prices.min(self.prices.len());
-        self.prices.split_off(prices)
+        Moved {
+            uncounted: self.prices.split_off(prices),
+            lost,
+            ..Moved::default()
+        }
     }
 }
 
@@ -177,11 +279,18 @@ pub(crate) fn forwarded(
     last: &mut u64,
     others: &BTreeMap<String, Ledger>,
 ) -> Held {
-    if chunk.kind() == "stream_resync" {
-        // The parent says so in the child's name: the rest could not be had. Nothing here trims a log
-        // or leaves a part of a stream out, so there is no other reason.
-        if chunk.text("reason") != Some("child_incomplete") {
-            return broken(Invariant::Forwarded, format!("{name} says {chunk:?}"));
+    if chunk.kind() == "stream_resync" && chunk.agent_id() == Some(child) {
+        // The parent says so in the child's name: the rest could not be had, or the child keeps it no
+        // longer.
+        let floor = others.get(child).map_or(0, Ledger::floor);
+        let is_true = match chunk.text("reason") {
+            Some("child_incomplete") => true,
+            Some("child_truncated") => sequence > *last && sequence < floor,
+            _ => false,
+        };
+        if !is_true {
+            let what = format!("{name} at {last} of {child}, kept from {floor}, says {chunk:?}");
+            return broken(Invariant::Forwarded, what);
         }
         *last = sequence.max(*last);
         return Ok(());

@@ -22,6 +22,7 @@ pub mod random;
 pub mod run;
 pub mod shrink;
 pub mod table;
+pub mod told;
 pub mod watchers;
 pub mod workload;
 pub mod world;

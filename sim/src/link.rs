@@ -142,7 +142,8 @@ impl Crossing {
         if self.has_ended() {
             return pending().await;
         }
-        if action == Some(Action::Interrupt) && self.side != Side::Observer {
+        let stops = matches!(action, Some(Action::Interrupt | Action::Abort));
+        if stops && self.side != Side::Observer {
             self.note_stop(&request);
         }
         wait(self.shared.hop()).await;

@@ -42,7 +42,9 @@ pub enum Kind {
     Sleep,
     /// It has waited.
     Awake,
-    /// It arms its alarm.
+    /// It is about to arm its alarm, or to disarm it.
+    Arm,
+    /// It has armed its alarm.
     AlarmSet,
     /// Its alarm rings.
     AlarmRings,
@@ -151,7 +153,7 @@ impl Fault {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Read,
         Self::Commit,
         Self::Statement,
@@ -159,6 +161,7 @@ impl Kind {
         Self::Durable,
         Self::Sleep,
         Self::Awake,
+        Self::Arm,
         Self::AlarmSet,
         Self::AlarmRings,
         Self::Asks,
@@ -182,11 +185,10 @@ impl Kind {
     #[must_use]
     pub fn occurs(self, side: Side) -> bool {
         match (self, side) {
-            // A user has no objects. A dispatch resumes nobody here, and aborts nobody whose parent
-            // was not deleted.
-            (Self::Request(Action::Resume | Action::Abort | Action::Messages), side) => {
-                side == Side::Observer
-            }
+            // A user has no objects. A dispatch resumes nobody here, and aborts the children of the
+            // root alone, which may be deleted.
+            (Self::Request(Action::Resume | Action::Messages), side) => side == Side::Observer,
+            (Self::Request(Action::Abort), side) => side != Side::Producer,
             (Self::Request(_) | Self::Answer | Self::Part, _) => true,
             (_, side) => side != Side::Observer,
         }
@@ -203,7 +205,7 @@ impl Kind {
             return Vec::new();
         }
         let mut faults = match self {
-            Self::Read | Self::Commit | Self::Statement => vec![Storage],
+            Self::Read | Self::Commit | Self::Statement | Self::Arm => vec![Storage],
             Self::Asks | Self::Hears => vec![Model],
             Self::Request(Action::Sse) => vec![Lost, Unheard, Twice, Late, Reordered, Silent],
             Self::Request(_) => {
@@ -226,7 +228,7 @@ impl Kind {
             (Self::Statement, _) => 150,
             (Self::Sleep | Self::Awake, _) => 30,
             (Self::Hears, _) => 40,
-            (Self::AlarmSet | Self::Answer | Self::Part, _) => 12,
+            (Self::Arm | Self::AlarmSet | Self::Answer | Self::Part, _) => 12,
             (Self::Asks | Self::Tool, _) => 6,
             (Self::AlarmRings | Self::Request(Action::Sse), _) => 4,
             (Self::Request(_), _) => 2,
@@ -278,7 +280,8 @@ impl Plan {
     #[must_use]
     pub fn of(seed: u64) -> Self {
         let random = Random::of(seed, 1);
-        let workload = Workload::of(&random);
+        let later = Random::of(seed, 5);
+        let workload = Workload::of(&random, &later);
         let many = if random.chance(15) {
             10 + random.below(20)
         } else {
@@ -288,6 +291,7 @@ impl Plan {
         if random.chance(15) {
             faults.extend(storm(&random));
         }
+        faults.extend(came_later(&later, &workload));
         for (place, fault) in faults.iter_mut().enumerate() {
             fault.place = place;
         }
@@ -349,9 +353,35 @@ fn planned(random: &Random) -> Option<Planned> {
     ])?;
     let kinds: Vec<Kind> = Kind::ALL
         .into_iter()
-        .filter(|kind| kind.occurs(side))
+        .filter(|kind| kind.occurs(side) && !LATER.contains(&(side, *kind)))
         .collect();
     let kind = *random.one_of(&kinds)?;
+    strikes(random, side, kind)
+}
+
+/// What came to be planned later has a chance of its own: a seed without it is the run that it was.
+const LATER: [(Side, Kind); 3] = [
+    (Side::Consumer, Kind::Arm),
+    (Side::Producer, Kind::Arm),
+    (Side::Consumer, Kind::Request(Action::Abort)),
+];
+
+fn came_later(random: &Random, workload: &Workload) -> Vec<Planned> {
+    let mut faults = Vec::new();
+    if random.chance(30) {
+        for _ in 0..=random.below(3) {
+            let side = random.one_of(&[Side::Consumer, Side::Producer]);
+            faults.extend(side.and_then(|side| strikes(random, *side, Kind::Arm)));
+        }
+    }
+    if workload.deleted.is_some() && random.chance(60) {
+        let abort = Kind::Request(Action::Abort);
+        faults.extend(strikes(random, Side::Consumer, abort));
+    }
+    faults
+}
+
+fn strikes(random: &Random, side: Side, kind: Kind) -> Option<Planned> {
     let fault = *random.one_of(&kind.faults(side))?;
     // Most of what happens happens early.
     let nth = random.below(random.below(kind.reach(side)).saturating_add(1));

@@ -10,7 +10,7 @@ use remote_agents::transport::{Transport, TransportError};
 use remote_agents::{Error, Result};
 
 use crate::gate::{Broken, Invariant, Outcome};
-use crate::plan::Plan;
+use crate::plan::{Plan, Side};
 use crate::watchers;
 use crate::workload::Then;
 use crate::world::{ROOT, World};
@@ -63,6 +63,8 @@ impl Outcome {
             trace: (0, 0),
             virtual_ms: 0,
             lost: 0,
+            truncated: 0,
+            deleted: 0,
         }
     }
 }
@@ -123,22 +125,7 @@ async fn user(world: Rc<World>) -> Result<()> {
     let transport = world.to("root")?;
     let workload = &world.shared.workload;
     let message = workload.script.to_string();
-    insist(&world, "start", || {
-        transport.start(
-            StartRequest {
-                session_id: root.clone(),
-                agent_type: None,
-                message: message.clone(),
-                state: None,
-                metadata: None,
-                user_id: None,
-                tags: None,
-                parent: None,
-            },
-            "begin".into(),
-        )
-    })
-    .await;
+    begin(&world, &transport, &root, &message, "begin").await;
     let stop = match workload.then {
         Then::Interrupt(at) | Then::Abort(at) | Then::Continue(at) | Then::NewTurn(at) => Some(at),
         Then::Nothing | Then::Message => None,
@@ -160,8 +147,15 @@ async fn user(world: Rc<World>) -> Result<()> {
         })
         .await;
     }
+    if let Some(behind) = workload.deleted {
+        tokio::time::sleep(Duration::from_millis(behind)).await;
+        delete(&world, &root).await;
+        let anew = workload.again.to_string();
+        begin(&world, &transport, &root, &anew, "anew").await;
+    }
     at_rest(&world).await;
     let again = match workload.then {
+        _ if workload.deleted.is_some() => None,
         Then::Message => Some((ResumeMode::WithMessage, Some(workload.again.to_string()))),
         Then::Continue(_) => Some((ResumeMode::Continue, None)),
         Then::NewTurn(_) => Some((ResumeMode::NewTurn, Some(workload.again.to_string()))),
@@ -189,6 +183,52 @@ async fn user(world: Rc<World>) -> Result<()> {
     counted(&world).await?;
     world.shared.over.set(true);
     Ok(())
+}
+
+/// Starts a session.
+async fn begin(
+    world: &World,
+    transport: &dyn Transport,
+    root: &SessionId,
+    message: &str,
+    key: &str,
+) {
+    insist(world, "start", || {
+        transport.start(
+            StartRequest {
+                session_id: root.clone(),
+                agent_type: None,
+                message: message.to_owned(),
+                state: None,
+                metadata: None,
+                user_id: None,
+                tags: None,
+                parent: None,
+            },
+            key.into(),
+        )
+    })
+    .await;
+}
+
+/// Deletes the root, as its own Worker does. Its object may end meanwhile; asking again is safe.
+async fn delete(world: &World, root: &SessionId) {
+    for _ in 0..200 {
+        let objects = world.shared.objects(Side::Consumer);
+        let producer = objects.map(|objects| objects.producer(root));
+        let Some(Ok(producer)) = producer else { break };
+        match producer.delete().await {
+            Ok(()) => return,
+            Err(error) => {
+                world.shared.gate.tell(&format_args!("delete: {error}"));
+                tokio::time::sleep(Duration::from_secs(3)).await;
+            }
+        }
+    }
+    world
+        .shared
+        .gate
+        .broken(Invariant::Bounded, "no deletion is done");
 }
 
 /// Asks until there is an answer that is no accident.
@@ -234,7 +274,9 @@ async fn at_rest(world: &World) {
             .judge
             .of(ROOT, |root| root.known().rested_at)
             .flatten();
-        let stopped = world.shared.stop_asked.get() && !running.iter().any(|name| name == ROOT);
+        let lives = world.shared.workload.deleted.is_none();
+        let stopped =
+            lives && world.shared.stop_asked.get() && !running.iter().any(|name| name == ROOT);
         let since = rested.unwrap_or(0).max(world.shared.gate.struck_at());
         let waited = world.shared.gate.now().saturating_sub(since);
         if stopped && waited > STOP_BOUND_MS {

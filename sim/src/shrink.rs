@@ -31,6 +31,12 @@ pub fn script(plan: &Plan, outcome: &Outcome) -> String {
         text.push_str(&format!("  broken: {broken}\n"));
     }
     text.push_str(&format!("  then: {:?}\n", plan.workload.then));
+    if let Some(behind) = plan.workload.deleted {
+        text.push_str(&format!("  deleted: {behind} ms behind it\n"));
+    }
+    if !plan.workload.keeps.keeps_all() {
+        text.push_str(&format!("  keeps: {:?}\n", plan.workload.keeps));
+    }
     for fault in &plan.faults {
         text.push_str(&format!("  fault: {fault}\n"));
     }

@@ -14,6 +14,8 @@ pub struct Table {
     faults: Vec<u64>,
     virtual_ms: u64,
     lost: u64,
+    truncated: u64,
+    deleted: u64,
 }
 
 impl Table {
@@ -29,6 +31,8 @@ impl Table {
         self.faults.push(faults);
         self.virtual_ms = self.virtual_ms.saturating_add(outcome.virtual_ms);
         self.lost = self.lost.saturating_add(outcome.lost);
+        self.truncated = self.truncated.saturating_add(outcome.truncated);
+        self.deleted = self.deleted.saturating_add(outcome.deleted);
     }
 
     /// Adds another table.
@@ -41,6 +45,8 @@ impl Table {
         self.faults.extend(other.faults);
         self.virtual_ms = self.virtual_ms.saturating_add(other.virtual_ms);
         self.lost = self.lost.saturating_add(other.lost);
+        self.truncated = self.truncated.saturating_add(other.truncated);
+        self.deleted = self.deleted.saturating_add(other.deleted);
     }
 
     /// The cells that can occur and did not.
@@ -57,6 +63,12 @@ impl Table {
             }
         }
         empty
+    }
+
+    /// How often a reader's cursor was not in the log, and how often a session was deleted.
+    #[must_use]
+    pub fn trims_and_deletions(&self) -> (u64, u64) {
+        (self.truncated, self.deleted)
     }
 
     /// How many effects and faults the median seed has.
@@ -99,9 +111,11 @@ impl fmt::Display for Table {
         let hours = self.virtual_ms / 3_600_000;
         write!(
             f,
-            "{} seeds; the median has {effects} effects and {faults} faults; {hours} virtual hours; {} chunks were gone before they were durable",
+            "{} seeds; the median has {effects} effects and {faults} faults; {hours} virtual hours; {} chunks were gone before they were durable; {} deletions; readers were told {} times that their place is not kept",
             self.effects.len(),
-            self.lost
+            self.lost,
+            self.deleted,
+            self.truncated
         )
     }
 }

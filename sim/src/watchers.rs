@@ -9,7 +9,7 @@ use futures::StreamExt as _;
 use remote_agents::follower::{Follower, FollowerEvent};
 use remote_agents::http::Body;
 use remote_agents::protocol::frame::Frame;
-use remote_agents::protocol::ids::{AgentType, Position, SessionId};
+use remote_agents::protocol::ids::{AgentType, Position, SessionId, StreamId};
 use remote_agents::protocol::message::SnapshotResponse;
 use remote_agents::protocol::tree::{TreeBounds, TreeNode};
 use remote_agents::transport::{Fetch, Transport};
@@ -35,17 +35,21 @@ fn root() -> Result<SessionId> {
 /// When a name is malformed.
 pub async fn read(world: Rc<World>) -> Result<()> {
     let transport = world.to("root")?;
-    let mut cursor = 0;
+    let mut place = (None, 0);
     let mut most = world.shared.workload.reads_for;
     loop {
         let stays = 1 + world.shared.random.below(most);
         // It leaves often in the beginning, and seldom in a run that takes long.
         most = most.saturating_add(most / 2).min(3_600_000);
-        let reading = read_once(&world, &transport, &mut cursor);
+        let reading = read_once(&world, &transport, &mut place);
         // Its time is over, or its stream is: either way it comes again.
         drop(tokio::time::timeout(Duration::from_millis(stays), reading).await);
-        let last = world.judge.of(ROOT, |ledger| ledger.chunks.len());
-        let has_all = last == usize::try_from(cursor).ok();
+        let (stream, cursor) = &place;
+        let has_all = world.judge.of(ROOT, |ledger| {
+            let is_of_it = stream.is_none() || ledger.stream() == stream.as_ref();
+            is_of_it && Some(ledger.chunks.len()) == usize::try_from(*cursor).ok()
+        });
+        let has_all = has_all == Some(true);
         if world.shared.over.get() && has_all {
             return Ok(());
         }
@@ -54,21 +58,39 @@ pub async fn read(world: Rc<World>) -> Result<()> {
     }
 }
 
-async fn read_once(world: &World, transport: &dyn Transport, cursor: &mut u64) {
+/// Reads from a cursor in a life. Which life it is matters where there may be another one.
+async fn read_once(
+    world: &World,
+    transport: &dyn Transport,
+    (stream, cursor): &mut (Option<StreamId>, u64),
+) {
     let Ok(root) = root() else { return };
-    let Ok(mut frames) = transport.stream(&root, Position::At(*cursor), None).await else {
+    if stream.is_none() && world.shared.workload.deleted.is_some() {
+        let Ok(status) = transport.status(&root).await else {
+            return;
+        };
+        let told = status.stream_id.as_deref();
+        *stream = told.and_then(|told| StreamId::parse(told).ok());
+    }
+    let from = Position::At(*cursor);
+    let Ok(mut frames) = transport.stream(&root, from, stream.as_ref()).await else {
         return;
     };
     while let Some(Ok(frame)) = frames.next().await {
         match frame {
             Frame::Chunk { sequence, chunk } => {
-                world.judge.was_told(ROOT, *cursor, sequence, &chunk);
+                let of = (ROOT, stream.as_ref());
+                world.judge.was_told(of, *cursor, sequence, &chunk);
                 *cursor = sequence;
             }
             Frame::CaughtUp { .. } => {}
             Frame::Error(error) if error.code == "TRUNCATED" => {
-                let what = format!("a reader at {cursor} is told {error:?}");
-                world.shared.gate.broken(Invariant::Cursor, what);
+                let on = world.judge.was_truncated(stream.as_ref(), *cursor, &error);
+                if let Some((told, before_floor)) = on {
+                    *stream = stream.is_some().then_some(told);
+                    *cursor = before_floor;
+                }
+                return;
             }
             Frame::End(_) | Frame::Error(_) => {
                 return; // There may be another run.
@@ -95,12 +117,24 @@ pub async fn follow(world: Rc<World>) -> Result<()> {
     while !world.shared.over.get() {
         let agent_type = AgentType::parse("root")?;
         let mut follower = Follower::new(world.user(), routes.clone(), root()?, agent_type);
+        let (mut has_ended, mut is_unread) = (false, false);
         while let Some(Ok(event)) = follower.next().await {
-            if let FollowerEvent::Document(node) | FollowerEvent::Node(node) = event
-                && let Some(node) = follower.nodes().get(node)
-            {
-                world.judge.looks_exact(&node.document);
+            match event {
+                FollowerEvent::Document(node) | FollowerEvent::Node(node) => {
+                    if let Some(node) = follower.nodes().get(node) {
+                        world.judge.looks_exact(&node.document);
+                    }
+                }
+                // Whoever follows is told, and may ask again.
+                FollowerEvent::NoSnapshot { .. } => is_unread = true,
+                FollowerEvent::End(_) | FollowerEvent::Failed(_) => has_ended = true,
+                _ => {}
             }
+        }
+        if has_ended && !is_unread {
+            world
+                .judge
+                .was_followed(follower.nodes().iter().map(|node| &node.document));
         }
         // Another run is followed anew.
         wait(200).await;
@@ -146,6 +180,7 @@ pub async fn survey(world: Rc<World>) -> Result<()> {
     let (transport, line) = (world.to("root")?, world.line("root")?);
     let root = root()?;
     let mut read = Vec::new();
+    let mut read_in = world.judge.turns();
     let mut pause = 40;
     while !world.shared.over.get() {
         wait(1 + world.shared.random.below(pause)).await;
@@ -154,9 +189,17 @@ pub async fn survey(world: Rc<World>) -> Result<()> {
             surveyed(&world, &tree);
         }
         let path = format!("/agents/root/messages?sessionId={ROOT}&after=0&limit=200");
+        let asked_in = world.judge.turns();
         let Some(bytes) = get(&line, &path).await else {
             continue;
         };
+        if world.judge.turns() != asked_in {
+            continue; // It may be the conversation of either life.
+        }
+        if read_in != asked_in {
+            read.clear();
+            read_in = asked_in;
+        }
         let page: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let messages = page["messages"].as_array().cloned().unwrap_or_default();
         let stays = messages

@@ -1,5 +1,8 @@
 //! The job of a seed: what each agent of the tree does, and what its user does meanwhile.
 
+use std::time::Duration;
+
+use remote_agents::session::Retention;
 use serde_json::{Value, json};
 
 use crate::random::Random;
@@ -44,12 +47,17 @@ pub struct Workload {
     pub is_shown: bool,
     /// Whether calls of children have little time.
     pub hasty: bool,
+    /// How much of their logs the sessions keep.
+    pub keeps: Retention,
+    /// When the root is deleted, in milliseconds behind the rest of what its user does; another
+    /// life of it begins then.
+    pub deleted: Option<u64>,
 }
 
 impl Workload {
-    /// The workload that these numbers make.
+    /// The workload that these numbers make, and those of what came later.
     #[must_use]
-    pub fn of(random: &Random) -> Self {
+    pub fn of(random: &Random, later: &Random) -> Self {
         let at = 1 + random.below(400);
         let then = match random.below(10) {
             0..5 => Then::Nothing,
@@ -71,7 +79,21 @@ impl Workload {
             is_surveyed: random.chance(40),
             is_shown: random.chance(35),
             hasty: random.chance(30),
+            keeps: keeps(later),
+            deleted: later.chance(12).then(|| later.below(900)),
         }
+    }
+}
+
+/// Three of four seeds keep everything.
+fn keeps(random: &Random) -> Retention {
+    let all = Retention::default();
+    match random.below(20) {
+        0 | 1 => all.with_max_chunks(1 + random.below(60)),
+        2 => all.with_max_bytes(500 + random.below(20_000)),
+        3 => all.with_max_age(Duration::from_millis(1 + random.below(60_000))),
+        4 => all.with_hard_max_bytes(1_000 + random.below(12_000)),
+        _ => all,
     }
 }
 

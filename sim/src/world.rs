@@ -186,6 +186,7 @@ impl Shared {
         let shared = self.clone();
         objects.on_store(Rc::new(move |session, operation, inside| {
             let kind = match (operation, inside) {
+                (StoreOperation::Alarm, _) => Kind::Arm,
                 (_, true) => Kind::Statement,
                 (StoreOperation::Query, false) => Kind::Read,
                 (_, false) => Kind::Commit,

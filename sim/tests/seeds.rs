@@ -15,7 +15,7 @@ use sim::mutants::{self, Mutant};
 use sim::plan::{Action, Fault, Kind, Planned};
 use sim::shrink::{script, shrink};
 use sim::table::Table;
-use sim::{Broken, Invariant, Plan, run};
+use sim::{Broken, Invariant, Outcome, Plan, run};
 
 /// How many seeds a run of the tests takes. `SIM_SEEDS` asks for more.
 const BUDGET: u64 = 120;
@@ -26,11 +26,11 @@ const MISSED_WITHIN: u64 = 1_000;
 /// Which invariant misses a rule.
 fn missed_by(rule: Mutant) -> Invariant {
     match rule {
-        Mutant::CursorIsExclusive => Invariant::Cursor,
+        Mutant::CursorIsExclusive | Mutant::TrimOnceDurable => Invariant::Cursor,
         Mutant::CursorWithChunks => Invariant::Forwarded,
         Mutant::WhenInDoubt => Invariant::Exact,
         Mutant::FinishedStays => Invariant::SettledOnce,
-        Mutant::Watchdog => Invariant::Bounded,
+        Mutant::Watchdog | Mutant::BegunIsWatched => Invariant::Bounded,
         Mutant::StartKeepsItsChild => Invariant::StartedOnce,
         Mutant::CountedByAnswer => Invariant::CountedOnce,
         Mutant::SnapshotIsCommitted => Invariant::Promoted,
@@ -41,7 +41,11 @@ fn missed_by(rule: Mutant) -> Invariant {
         Mutant::Projects => Invariant::Canary,
         Mutant::TakesBack | Mutant::OrdinalsOnce => Invariant::Law,
         Mutant::NothingPanics => Invariant::Panic,
-        Mutant::SequenceFollowsLog | Mutant::PublishedOnceDurable => Invariant::Sequence,
+        Mutant::SequenceFollowsLog | Mutant::PublishedOnceDurable | Mutant::StreamIsOneLife => {
+            Invariant::Sequence
+        }
+        Mutant::TrimKeepsSnapshot => Invariant::Kept,
+        Mutant::DeletionIsWhole => Invariant::Deletion,
     }
 }
 
@@ -63,16 +67,64 @@ fn a_seed_is_the_same_run_twice() {
     }
 }
 
-/// It found that a child was taken for lost whose start was still on its way. A change of the plan
-/// makes it another run: `tests/it/settling/late.rs` shows the same without a seed.
+/// A seed that has found something. A change of the plan makes it another run, so each finding has a
+/// test without a seed as well, which is named here.
+fn found(seed: u64, is_what_it_was: impl Fn(&Plan, &Outcome) -> bool) {
+    let plan = Plan::of(seed);
+    let outcome = run(&plan);
+    assert_eq!(outcome.broken, None);
+    assert!(is_what_it_was(&plan, &outcome), "it is another run now");
+}
+
+fn has_struck(outcome: &Outcome, kind: Kind, fault: Fault) -> bool {
+    let is_it = |struck: &Planned| (struck.kind, struck.fault) == (kind, fault);
+    outcome.struck.iter().any(is_it)
+}
+
+/// `tests/it/settling/late.rs`
 #[test]
 fn seed_13324_a_start_that_arrives_behind_the_end_of_its_call() {
-    let outcome = run(&Plan::of(13_324));
-    assert_eq!(outcome.broken, None);
-    let late = |struck: &Planned| {
-        (struck.kind, struck.fault) == (Kind::Request(Action::Start), Fault::Late)
-    };
-    assert!(outcome.struck.iter().any(late), "it is what it was");
+    found(13_324, |_, outcome| {
+        has_struck(outcome, Kind::Request(Action::Start), Fault::Late)
+    });
+}
+
+/// `tests/it/disk.rs`
+#[test]
+fn seed_30_a_trim_that_was_told_before_it_was_durable() {
+    found(30, |plan, outcome| {
+        plan.workload.keeps.max_chunks.is_some() && outcome.truncated > 0
+    });
+}
+
+/// `tests/it/eviction.rs`
+#[test]
+fn seed_2241_a_run_that_nothing_looked_after() {
+    found(2_241, |_, outcome| {
+        has_struck(outcome, Kind::Arm, Fault::Storage)
+    });
+}
+
+/// `tests/it/eviction.rs`
+#[test]
+fn seed_6990_a_child_that_nothing_looked_after_when_its_parent_was_gone() {
+    found(6_990, |_, outcome| {
+        outcome.deleted > 0 && has_struck(outcome, Kind::Arm, Fault::Storage)
+    });
+}
+
+/// `tests/it/follower_script.rs`
+#[test]
+fn seed_539_a_session_that_ended_while_it_was_read() {
+    found(539, |_, outcome| outcome.deleted > 0);
+}
+
+/// `tests/it/follower_script.rs`, `client/test/follower.test.mjs`
+#[test]
+fn seed_3360_a_call_that_was_over_before_its_session() {
+    found(3_360, |plan, _| {
+        plan.workload.keeps.hard_max_bytes.is_some()
+    });
 }
 
 #[test]
@@ -141,6 +193,11 @@ fn a_budget_of_seeds_is_clean() {
     });
     let table = tables.unwrap();
     println!("{table}");
+    let (trims, deletions) = table.trims_and_deletions();
+    assert!(
+        trims > 0 && deletions > 0,
+        "{trims} trims, {deletions} deletions"
+    );
     let (effects, faults) = table.medians();
     assert!(
         effects >= 20 && faults >= 2,
