@@ -458,6 +458,16 @@ fn the_readme_has_every_code_and_every_route() {
 }
 
 #[test]
+fn the_readme_installs_what_the_lock_file_asks_for() {
+    let lock = read("Cargo.lock");
+    // `worker-build` is published together with `worker`, under the same version.
+    let (_, behind) = lock.split_once("name = \"worker\"\nversion = \"").unwrap();
+    let (version, _) = behind.split_once('"').unwrap();
+    let command = format!("cargo install worker-build@{version}\n");
+    assert!(read("README.md").contains(&command), "{command}");
+}
+
+#[test]
 fn the_readme_s_first_job_is_the_one_that_dev_prints() {
     let readme = read("README.md");
     let dev = read("miniflare/dev.mjs");
