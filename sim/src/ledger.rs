@@ -156,6 +156,12 @@ impl Ledger {
         self.known.record.as_ref().map_or(0, |record| record.floor)
     }
 
+    /// As [`Self::floor`], of what is durable.
+    pub(crate) fn durable_floor(&self) -> u64 {
+        let record = self.durable.known.record.as_ref();
+        record.map_or(0, |record| record.floor)
+    }
+
     fn mark(&self) -> Mark {
         Mark {
             chunks: self.chunks.len(),
@@ -282,7 +288,7 @@ pub(crate) fn forwarded(
     if chunk.kind() == "stream_resync" && chunk.agent_id() == Some(child) {
         // The parent says so in the child's name: the rest could not be had, or the child keeps it no
         // longer.
-        let floor = others.get(child).map_or(0, Ledger::floor);
+        let floor = others.get(child).map_or(0, Ledger::durable_floor);
         let is_true = match chunk.text("reason") {
             Some("child_incomplete") => true,
             Some("child_truncated") => sequence > *last && sequence < floor,

@@ -4,6 +4,7 @@
 use remote_agents::protocol::chunk::RawChunk;
 use remote_agents::protocol::frame::ErrorFrame;
 use remote_agents::protocol::ids::{Position, SessionId, StreamId};
+use remote_agents::protocol::message::SessionStatus;
 use remote_agents::reconstruct::{Document, Status};
 use remote_agents::store::CheckpointRecord;
 use serde_json::Value;
@@ -52,7 +53,7 @@ impl Judge {
         let floor = error.floor.unwrap_or(0);
         let is_another = stream.is_some() && told.as_ref() != stream;
         let is_true = self.in_any_life(ROOT, |ledger| {
-            ledger.stream() == told.as_ref() && floor <= ledger.floor()
+            ledger.stream() == told.as_ref() && floor <= ledger.durable_floor()
         });
         self.shared.gate.truncated();
         if is_true && (is_another || floor > cursor.saturating_add(1)) {
@@ -100,7 +101,7 @@ impl Judge {
             // A child may go on when nobody could tell it to stop.
             Status::InStep => document.session() == ROOT,
             // So may one whose log is cut inside a step.
-            Status::Unpinned => !self.is_cut() || document.session() == ROOT,
+            Status::Unpinned => !self.is_cut() || self.has_ended(document.session()),
             Status::Stale(_) => true,
         };
         if let Some(left) = documents.find(is_left) {
@@ -126,6 +127,12 @@ impl Judge {
             let what = format!("{session} is shown at {position:?} with {state}");
             self.shared.gate.broken(Invariant::Promoted, what);
         }
+    }
+
+    fn has_ended(&self, session: &str) -> bool {
+        self.of(session, Ledger::status)
+            .flatten()
+            .is_some_and(SessionStatus::is_terminal)
     }
 
     /// Whether a log may be cut inside a step, which leaves a committed state without a position.
