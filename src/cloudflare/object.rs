@@ -214,10 +214,11 @@ impl ObjectHost {
                     return Err(not_armed(error));
                 }
             }
-            (Err(error), None) => log(
-                Level::Error,
-                &format_args!("no storage to keep an alarm in: {error}"),
-            ),
+            (Err(error), None) => {
+                let told = format!("no storage to keep an alarm in: {error}");
+                log(Level::Error, &told);
+                return Err(not_armed(error));
+            }
         }
         Ok(worker::ResponseBuilder::new().empty())
     }

@@ -63,8 +63,8 @@ pub enum StoreOperation {
     Alarm,
 }
 
-/// Is asked before every operation on an object's storage; may refuse it. The flag says whether a
-/// transaction is open.
+/// Is asked before every operation on an object's storage; may refuse it. The flag says whether it is
+/// one on the database with a transaction open.
 pub type OnStore = Rc<dyn Fn(&SessionId, StoreOperation, bool) -> Result<()>>;
 
 /// The objects of one service.

@@ -315,6 +315,9 @@ impl LocalRuntime {
                         break;
                     }
                     tokio::time::sleep(RINGS_AGAIN_AFTER * 2_u32.pow(rings)).await;
+                    if armed.get().0 != generation {
+                        break;
+                    }
                     rings = rings.saturating_add(1);
                 }
                 // An action that is cut off stays due: the platform repeats it.

@@ -188,9 +188,9 @@ impl Producer {
             .await
     }
 
-    /// Arms the watchdog in the transaction that begins a run: one that is refused at once refuses
-    /// the run. The rest of its word comes with the future.
-    fn watch_in_transaction(self: &Rc<Self>) -> Result<LocalBoxFuture<'static, Result<()>>> {
+    /// Arms the watchdog in the transaction that begins a run, as the last of it, or in the turn of a
+    /// commit: one that is refused at once refuses that. The rest of its word comes with the future.
+    fn watch(self: &Rc<Self>) -> Result<LocalBoxFuture<'static, Result<()>>> {
         if mutants::lacks(Mutant::BegunIsWatched) {
             return Ok(async { Ok(()) }.boxed_local());
         }

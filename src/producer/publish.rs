@@ -68,6 +68,8 @@ pub(super) enum Life {
     Leaving,
     /// It is gone.
     Over,
+    /// Nobody knows whether its deletion is durable.
+    Unknown,
 }
 
 /// The newest commits' chunks as they go over the wire, without a gap.
@@ -160,9 +162,14 @@ impl Publisher {
         self.life.set(Life::Leaving);
     }
 
-    /// The deletion is durable: readers are told that there is no more.
-    pub(super) fn close(&self) {
-        self.life.set(Life::Over);
+    /// The deletion is durable: readers are told that there is no more. Or nobody knows whether it is:
+    /// they are told to come again.
+    pub(super) fn close(&self, is_durable: bool) {
+        self.life.set(if is_durable {
+            Life::Over
+        } else {
+            Life::Unknown
+        });
         self.wake();
     }
 
@@ -289,7 +296,7 @@ impl Future for Changed {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let this = self.get_mut();
-        let is_over = this.publisher.life.get() == Life::Over;
+        let is_over = matches!(this.publisher.life.get(), Life::Over | Life::Unknown);
         let is_asked = this.publisher.pings() != this.pings;
         if is_over || is_asked || this.publisher.durable.get() != this.seen {
             return Poll::Ready(());

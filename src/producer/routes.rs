@@ -280,7 +280,7 @@ impl Producer {
             self.store.commit(&transition.commit)?;
             let message = Some(request.message.as_str());
             self.entered(&agent, &transition.next, true, message)?;
-            armed = Some(self.watch_in_transaction()?);
+            armed = Some(self.watch()?);
             committed = Some(transition.next);
             Ok(())
         })?;
@@ -374,7 +374,7 @@ impl Producer {
                 .ok_or_else(Error::not_found)??;
             self.store.commit(&transition.commit)?;
             self.entered(&agent, &transition.next, false, request.message.as_deref())?;
-            armed = Some(self.watch_in_transaction()?);
+            armed = Some(self.watch()?);
             committed = Some(transition.next);
             Ok(())
         });
@@ -459,7 +459,14 @@ impl Producer {
             })?
             .ok_or_else(Error::not_found)??;
         if let Some(transition) = outcome.transition {
+            // Behind an end at rest a hook may be owed, and no execution has a watchdog. An alarm too
+            // many finds nothing to do.
+            let at_rest = transition.next.record.status != SessionStatus::Running;
+            let armed = at_rest.then(|| self.watch()).transpose()?;
             self.commit(transition)?;
+            if let Some(armed) = armed {
+                armed.await?;
+            }
         }
         self.signal_stop();
         // A running session that nothing executes must still reach its boundary.

@@ -251,6 +251,11 @@ impl Reader {
                     }
                     continue;
                 }
+                Life::Unknown => {
+                    return Err(Error::internal(
+                        "the deletion of the session may have failed",
+                    ));
+                }
                 Life::Over => {
                     self.stage = Stage::Done;
                     return Ok(Some(sse::encode_frame(&gone())?.into()));

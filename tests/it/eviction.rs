@@ -8,7 +8,7 @@ use futures::StreamExt as _;
 use remote_agents::agent::model::LanguageModel;
 use remote_agents::http::Body;
 use remote_agents::mount::Mount;
-use remote_agents::native::{CommitMoment, LocalObjects, StoreOperation};
+use remote_agents::native::{CommitMoment, Effect, LocalObjects, StoreOperation};
 use remote_agents::protocol::ids::{AgentType, SessionId};
 use remote_agents::{Agent, Agents, Error};
 use serde_json::{Value, json};
@@ -193,11 +193,21 @@ fn an_alarm_that_cannot_arm_the_next_one_is_rung_again() {
         assert_eq!(start(&client).await.0, 200);
         let refuses = Rc::new(Cell::new(true));
         refuse_alarms(&client, &refuses);
-        // The alarm rings within two seconds and cannot be armed.
+        let rings = Rc::new(Cell::new(0));
+        let count = rings.clone();
+        client.objects.on_effect(Rc::new(move |_, effect| {
+            if effect == Effect::AlarmRings {
+                count.set(count.get() + 1);
+            }
+        }));
+        // The alarm rings within two seconds and cannot be armed; it rings again two seconds later.
         tokio::time::sleep(Duration::from_millis(2_500)).await;
-        client.objects.evict(&session()).unwrap();
-        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(rings.get(), 1);
         refuses.set(false);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(rings.get(), 2);
+        // Nothing else woke the session: it is looked after again, whatever becomes of its object.
+        client.objects.evict(&session()).unwrap();
         assert!(rest(&client).await.is_some());
     });
 }

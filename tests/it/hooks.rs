@@ -364,6 +364,26 @@ fn brief(told: &Told) -> Vec<(String, String, u32)> {
 }
 
 #[test]
+fn an_end_at_rest_is_told_wherever_the_object_ends() {
+    in_world(|| async {
+        let told = Told::default();
+        let client = client(telling(&told));
+        post(&client, "start", Some("hang")).await;
+        post(&client, "interrupt", None).await;
+        until(&client, "interrupted").await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(client.objects.alarm_at(&id()), None);
+        // The object ends with the commit of the abort.
+        evict_at(&client, 1, CommitMoment::After, &Rc::default());
+        assert_eq!(post(&client, "abort", None).await.0, 503);
+        // Nobody asks any more.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let statuses: Vec<String> = brief(&told).into_iter().map(|told| told.1).collect();
+        assert_eq!(statuses, ["interrupted", "failed"]);
+    });
+}
+
+#[test]
 fn a_settled_run_is_told_once_with_what_it_came_to() {
     in_world(|| async {
         let told = Told::default();

@@ -153,6 +153,35 @@ fn a_session_at_rest_is_deleted_at_the_instant_of_its_expiry() {
 }
 
 #[test]
+fn a_version_that_does_not_know_the_agent_loses_no_expiry() {
+    in_world(|| async {
+        let knows = Rc::new(Cell::new(true));
+        let known = knows.clone();
+        let client = client(move || {
+            let other = || {
+                Agent::new(
+                    AgentType::parse("other").unwrap(),
+                    "",
+                    scripted(|_| text("")),
+                )
+            };
+            let agent = if known.get() { agent() } else { other() };
+            agent.with_expiry(Duration::from_secs(3_600))
+        });
+        start(&client, "go").await;
+        until(&client, "completed").await;
+        knows.set(false);
+        client.objects.evict(&id()).unwrap();
+        tokio::time::sleep(Duration::from_secs(5 * 3_600)).await;
+        knows.set(true);
+        client.objects.evict(&id()).unwrap();
+        assert_eq!(status(&client).await.0, 200, "it is there still");
+        tokio::time::sleep(Duration::from_secs(2 * 3_600)).await;
+        assert_gone(&client).await;
+    });
+}
+
+#[test]
 fn what_happens_to_a_session_puts_its_expiry_off_and_a_restart_does_not() {
     in_world(|| async {
         let client = client(|| agent().with_expiry(Duration::from_secs(60)));
