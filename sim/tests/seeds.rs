@@ -26,8 +26,8 @@ const MISSED_WITHIN: u64 = 1_000;
 /// Which invariant misses a rule.
 fn missed_by(rule: Mutant) -> Invariant {
     match rule {
-        Mutant::CursorIsExclusive | Mutant::TrimOnceDurable => Invariant::Cursor,
-        Mutant::CursorWithChunks => Invariant::Forwarded,
+        Mutant::CursorIsExclusive => Invariant::Cursor,
+        Mutant::CursorWithChunks | Mutant::TrimOnceDurable => Invariant::Forwarded,
         Mutant::WhenInDoubt => Invariant::Exact,
         Mutant::FinishedStays => Invariant::SettledOnce,
         Mutant::Watchdog | Mutant::BegunIsWatched => Invariant::Bounded,
