@@ -285,13 +285,7 @@ impl LocalObjects {
         }));
         let (objects, asked) = (self.this.clone(), session.clone());
         runtime.on_arm(Rc::new(move || {
-            let watcher = objects
-                .upgrade()
-                .and_then(|objects| objects.on_store.borrow().clone());
-            match watcher {
-                Some(watcher) => watcher(&asked, StoreOperation::Alarm, false),
-                None => Ok(()),
-            }
+            ask(&objects, &asked, StoreOperation::Alarm, false)
         }));
         let agents = (self.agents)(&this, &runtime)?;
         let store = Rc::new(SqlStore::new(Rc::new(LivingDatabase {
@@ -347,14 +341,9 @@ impl LivingDatabase {
         Ok(())
     }
 
-    /// Asks the watcher whether the database does what it is asked for.
     fn ask(&self, operation: StoreOperation) -> Result<()> {
-        let objects = self.objects.upgrade();
-        let watcher = objects.and_then(|objects| objects.on_store.borrow().clone());
-        match watcher {
-            Some(watcher) => watcher(&self.session, operation, self.depth.get() > 0),
-            None => Ok(()),
-        }
+        let is_inside = self.depth.get() > 0;
+        ask(&self.objects, &self.session, operation, is_inside)
     }
 
     /// Tells the disk and the watcher of a transaction that is part of no other.
@@ -405,6 +394,18 @@ impl Database for LivingDatabase {
         }
         done
     }
+}
+
+/// Asks the watcher whether the storage does what it is asked for.
+fn ask(
+    objects: &Weak<LocalObjects>,
+    session: &SessionId,
+    operation: StoreOperation,
+    is_inside: bool,
+) -> Result<()> {
+    let objects = objects.upgrade();
+    let watcher = objects.and_then(|objects| objects.on_store.borrow().clone());
+    watcher.map_or(Ok(()), |watcher| watcher(session, operation, is_inside))
 }
 
 const ENDED: &str = "the object has ended";
