@@ -234,32 +234,40 @@ fn a_call_id_that_was_used_becomes_another_one() {
     });
 }
 
+/// A client of an agent whose model says what `says` makes of the number of its call, from 1 on; and
+/// how often it was asked.
+fn counting(says: impl Fn(u32) -> Events + Clone + 'static) -> (Client, Rc<Cell<u32>>) {
+    let asked = Rc::new(Cell::new(0));
+    let count = asked.clone();
+    let client = hosting(move || {
+        let (count, says) = (count.clone(), says.clone());
+        let model = scripted(move |_| {
+            count.set(count.get() + 1);
+            says(count.get())
+        });
+        looker(model, &Rc::default())
+    });
+    (client, asked)
+}
+
+/// An answer that is a thought and nothing else.
+fn thought(reason: StopReason) -> Events {
+    let thought = ModelEvent::Reasoning {
+        content: "hm".into(),
+        is_complete: true,
+    };
+    vec![Ok(thought), Ok(ModelEvent::Stop(reason))]
+}
+
 #[test]
 fn an_empty_answer_is_discarded_and_asked_for_again_and_never_enters_the_conversation() {
     in_world(|| async {
         for (empties, wanted) in [(1, "completed"), (3, "completed"), (4, "failed")] {
-            let asked = Rc::new(Cell::new(0));
-            let client = {
-                let asked = asked.clone();
-                hosting(move || {
-                    let asked = asked.clone();
-                    let model = scripted(move |_| {
-                        asked.set(asked.get() + 1);
-                        match asked.get() {
-                            n if n > empties => text("done"),
-                            n if n % 2 == 0 => text(" "),
-                            _ => vec![
-                                Ok(ModelEvent::Reasoning {
-                                    content: "hm".into(),
-                                    is_complete: true,
-                                }),
-                                Ok(ModelEvent::Stop(StopReason::ToolUse)),
-                            ],
-                        }
-                    });
-                    looker(model, &Rc::default())
-                })
-            };
+            let (client, asked) = counting(move |call| match call {
+                n if n > empties => text("done"),
+                n if n % 2 == 0 => text(" "),
+                _ => thought(StopReason::ToolUse),
+            });
             let status = say(&client, "go").await;
             assert_eq!(status["status"], wanted, "{empties}");
             let answers = stored(&client).len() - 1;
@@ -282,22 +290,7 @@ fn an_empty_answer_is_discarded_and_asked_for_again_and_never_enters_the_convers
 #[test]
 fn a_model_that_reaches_its_limit_before_it_answers_is_not_asked_again() {
     in_world(|| async {
-        let asked = Rc::new(Cell::new(0));
-        let client = {
-            let asked = asked.clone();
-            hosting(move || {
-                let asked = asked.clone();
-                let model = scripted(move |_| {
-                    asked.set(asked.get() + 1);
-                    let thought = ModelEvent::Reasoning {
-                        content: "hm".into(),
-                        is_complete: true,
-                    };
-                    vec![Ok(thought), Ok(ModelEvent::Stop(StopReason::MaxTokens))]
-                });
-                looker(model, &Rc::default())
-            })
-        };
+        let (client, asked) = counting(|_| thought(StopReason::MaxTokens));
         let status = say(&client, "go").await;
         assert_eq!(status["errorCode"], "provider_error", "{status}");
         assert!(
